@@ -1,0 +1,92 @@
+#include "memoir/base/byte_source.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <system_error>
+#include <utility>
+
+#include "memoir/base/error.h"
+
+namespace memoir {
+namespace {
+
+void check_range(const std::string& path, std::uint64_t offset, std::uint64_t n_bytes, std::uint64_t size_bytes) {
+  if (offset > size_bytes || n_bytes > size_bytes - offset) {
+    throw FormatError(path, "",
+                      "truncated: needs " + std::to_string(n_bytes) + " bytes at offset " + std::to_string(offset) +
+                          ", the file has " + std::to_string(size_bytes));
+  }
+}
+
+class FileSource : public ByteSource {
+ public:
+  explicit FileSource(const std::filesystem::path& path) : path_(path.string()) {
+    std::error_code error;
+    const auto status = std::filesystem::status(path, error);
+    if (!std::filesystem::exists(status)) throw FileError(path_, "", "no such file");
+    if (std::filesystem::is_directory(status)) throw FileError(path_, "", "is a directory, expected a file");
+    if (!std::filesystem::is_regular_file(status)) throw FileError(path_, "", "is not a regular file");
+    size_bytes_ = std::filesystem::file_size(path, error);
+    if (error) throw FileError(path_, "", "can't tell its size: " + error.message());
+    stream_.open(path, std::ios::binary);
+    if (!stream_) throw FileError(path_, "", std::string("can't open: ") + std::strerror(errno));
+  }
+
+  const std::string& path() const override { return path_; }
+  std::uint64_t size_bytes() const override { return size_bytes_; }
+
+  void read(std::uint64_t offset, std::span<std::byte> out) override {
+    check_range(path_, offset, out.size(), size_bytes_);
+    stream_.clear();
+    stream_.seekg(static_cast<std::streamoff>(offset));
+    stream_.read(reinterpret_cast<char*>(out.data()), static_cast<std::streamsize>(out.size()));
+    if (!stream_) throw FileError(path_, "", "reading failed at offset " + std::to_string(offset));
+  }
+
+ private:
+  std::string path_;
+  std::ifstream stream_;
+  std::uint64_t size_bytes_ = 0;
+};
+
+class MemorySource : public ByteSource {
+ public:
+  MemorySource(std::string name, std::vector<std::byte> bytes) : name_(std::move(name)), bytes_(std::move(bytes)) {}
+
+  const std::string& path() const override { return name_; }
+  std::uint64_t size_bytes() const override { return bytes_.size(); }
+
+  void read(std::uint64_t offset, std::span<std::byte> out) override {
+    check_range(name_, offset, out.size(), bytes_.size());
+    if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
+  }
+
+ private:
+  std::string name_;
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace
+
+std::unique_ptr<ByteSource> open_file(const std::filesystem::path& path) {
+  return std::make_unique<FileSource>(path);
+}
+
+std::unique_ptr<ByteSource> memory_source(std::string name, std::vector<std::byte> bytes) {
+  return std::make_unique<MemorySource>(std::move(name), std::move(bytes));
+}
+
+std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes) {
+  FileSource source(path);
+  if (source.size_bytes() > max_bytes) {
+    throw FormatError(source.path(), "",
+                      "has " + std::to_string(source.size_bytes()) + " bytes, more than the " +
+                          std::to_string(max_bytes) + " expected of such a file");
+  }
+  std::string text(source.size_bytes(), '\0');
+  source.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+}  // namespace memoir

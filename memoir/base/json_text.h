@@ -1,0 +1,23 @@
+#pragma once
+
+// JSON as model files hold it: what python's json module writes, from people one doesn't know.
+//
+// Beyond the standard it takes the bare tokens Infinity, -Infinity and NaN, and turns the object
+// {"__float__": "Infinity"} (or "-Infinity", "NaN"), which newer files have instead, into the same number.
+// Of a key that is there twice the last one counts, as in python.
+// No state, any thread.
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace memoir {
+
+/// Levels of objects and lists parse_json accepts, so that whoever walks the result may recurse.
+inline constexpr int kMaxJsonDepth = 100;
+
+/// Parses `text`; `path` is named in messages. Throws FormatError where it is not JSON, not UTF-8, nested deeper than
+/// kMaxJsonDepth, or holds a number that no double can.
+nlohmann::json parse_json(std::string_view text, const std::string& path);
+
+}  // namespace memoir

@@ -1,0 +1,118 @@
+#pragma once
+
+// What survives between forward passes: one LayerCache for each layer of a model, and the ModelCache that holds them.
+//
+// Invariants:
+//   1. offset() is the number of tokens the layer has consumed.
+//   2. A call that throws or returns false leaves the cache as it was.
+// Threads: the thread that owns MLX's work; the owner serializes. Ownership: a ModelCache owns its layers.
+
+#include <mlx/array.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "memoir/cache/snapshot.h"
+
+namespace memoir::cache {
+
+class LayerCache {
+ public:
+  virtual ~LayerCache() = default;
+
+  /// The kind's name on the wire, as mlx-lm spells it ("KVCache").
+  virtual std::string_view kind() const = 0;
+
+  virtual int offset() const = 0;
+  bool is_empty() const { return offset() == 0; }
+
+  /// Bytes of the buffers, padding included.
+  virtual std::size_t size_bytes() const = 0;
+
+  /// The arrays to evaluate or keep. Lazy; empty for an empty cache.
+  virtual std::vector<mlx::core::array> state() const = 0;
+
+  /// Drops every row and every buffer.
+  virtual void free() = 0;
+
+  /// Copies the state of the positions [max(0, from), offset) out. The copy is scheduled, not waited for.
+  /// Returns null if there is nothing at or after `from`.
+  virtual std::unique_ptr<Snapshot> snapshot(int from) const = 0;
+
+  /// Brings the cache to `target`.
+  /// Without a snapshot: rewinds by the live state alone. Returns false if target is negative, beyond the offset, or
+  /// no longer reachable.
+  /// With one: rewinds to its start, feeds it, clamps to target. Returns false if target is negative or beyond its
+  /// end, or the cache does not reach its start.
+  /// Throws std::invalid_argument if the snapshot is of another kind or its arrays don't fit this cache.
+  virtual bool restore(const Snapshot* snapshot, int target) = 0;
+
+  /// True if restore(nullptr, target) would succeed.
+  virtual bool can_rewind(int target) const = 0;
+
+  /// Joins [a, b) and [b, c) into [a, c). Consumes both; null if either is null.
+  /// Throws std::invalid_argument if they are of another kind, don't meet or don't fit each other.
+  virtual std::unique_ptr<Snapshot> merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const = 0;
+
+  /// Divides [a, c) into [a, at) and [at, c). Consumes the snapshot. (null, snapshot) if at <= a, (snapshot, null) if
+  /// at >= c, (null, null) for null.
+  /// Throws std::invalid_argument if it is of another kind.
+  virtual SnapshotPair split(std::unique_ptr<Snapshot> snapshot, int at) const = 0;
+
+  /// Drops the last min(n_tokens, offset) tokens and returns how many that were; 0 where is_trimmable() is false.
+  /// Throws std::invalid_argument if n_tokens is negative.
+  virtual int trim(int n_tokens) = 0;
+  virtual bool is_trimmable() const = 0;
+};
+
+/// Keys and values to attend to, oldest row first. Both are views of the cache's buffers: drop them before the next
+/// update, else that update has to copy the buffer.
+struct History {
+  mlx::core::array keys;    // [B, H, S, Dk]
+  mlx::core::array values;  // [B, H, S, Dv]
+};
+
+/// A cache that an attention layer writes keys and values to.
+class AttentionCache : public LayerCache {
+ public:
+  /// Appends T rows and returns the history with them, its last T rows. Lazy.
+  /// keys: [B, H, T, Dk], values: [B, H, T, Dv], T >= 1. The first update fixes B, H, Dk, Dv and both dtypes.
+  /// Throws std::invalid_argument if a shape or dtype does not fit.
+  virtual History update(const mlx::core::array& keys, const mlx::core::array& values) = 0;
+
+  /// The present history without writing; nullopt if there are no rows. Lazy.
+  virtual std::optional<History> view() const = 0;
+};
+
+/// The caches of a model's layers, all at one offset between forward passes.
+class ModelCache {
+ public:
+  /// A null layer keeps no state. Throws std::invalid_argument if every layer is null.
+  explicit ModelCache(std::vector<std::unique_ptr<LayerCache>> layers);
+
+  std::size_t n_layers() const { return layers_.size(); }
+
+  /// The layer's cache. Throws std::invalid_argument if there is none, or (attention) if it is of another sort.
+  LayerCache& layer(std::size_t index) const;
+  AttentionCache& attention(std::size_t index) const;
+
+  /// Tokens consumed by every layer: the smallest of their offsets, should a failed forward have left them apart.
+  int offset() const;
+
+  std::size_t size_bytes() const;
+  std::vector<mlx::core::array> state() const;
+
+  /// Brings every layer to `target`, also layers that a failed forward left ahead. Returns false, changing nothing, if
+  /// one of them can't.
+  bool rewind(int target);
+
+  void free();
+
+ private:
+  std::vector<std::unique_ptr<LayerCache>> layers_;
+};
+
+}  // namespace memoir::cache

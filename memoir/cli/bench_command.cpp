@@ -1,0 +1,135 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "memoir/base/error.h"
+#include "memoir/cli/commands.h"
+#include "memoir/cli/common_options.h"
+#include "memoir/cli/peak_memory.h"
+#include "memoir/cli/status.h"
+#include "memoir/cli/terminal.h"
+#include "memoir/engine/generate.h"
+#include "memoir/kernels/device.h"
+
+namespace memoir::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct BenchArguments {
+  RunOptions run;
+  int n_prompt = 512;
+  int n_decode = 64;
+  int n_repeat = 5;
+  int prefill_chunk = 512;
+  bool is_json = false;
+};
+
+struct Spread {
+  double min, median, max;
+};
+
+Spread spread(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  const double median = values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+  return {values.front(), median, values.back()};
+}
+
+struct Measured {
+  std::vector<double> prefill_tok_s;
+  std::vector<double> decode_tok_s;
+};
+
+// Any tokens do: the work does not depend on which. These are spread over the vocabulary (Knuth's multiplier).
+std::vector<TokenId> bench_tokens(int n_tokens, int n_vocab) {
+  std::vector<TokenId> tokens;
+  for (std::uint32_t i = 1; i <= static_cast<std::uint32_t>(n_tokens); ++i) {
+    tokens.push_back(static_cast<TokenId>((i * 2654435761U) % static_cast<std::uint32_t>(n_vocab)));
+  }
+  return tokens;
+}
+
+// One prompt and one answer in a fresh session. The first token belongs to the prompt's time, as its logits do.
+void measure(const model::Model& model, const BenchArguments& arguments, Measured& measured) {
+  engine::Session session(model);
+  engine::GenerateOptions options;
+  options.max_tokens = arguments.n_decode + 1;
+  options.prefill_chunk = arguments.prefill_chunk;
+  const std::vector<TokenId> prompt = bench_tokens(arguments.n_prompt, model.config().vocab_size);
+  const engine::Completion completion = engine::generate(session, prompt, options, nullptr);
+  measured.prefill_tok_s.push_back(arguments.n_prompt / completion.prefill_s);
+  measured.decode_tok_s.push_back(arguments.n_decode / completion.decode_s);
+}
+
+nlohmann::ordered_json json_of(const Spread& spread) {
+  return {{"min", spread.min}, {"median", spread.median}, {"max", spread.max}};
+}
+
+std::string text_of(const char* name, const Spread& spread) {
+  char line[128];
+  std::snprintf(line, sizeof(line), "%-14s median %8.1f  (%.1f to %.1f)\n", name, spread.median, spread.min,
+                spread.max);
+  return line;
+}
+
+int run_bench(const BenchArguments& arguments) {
+  const Clock::time_point start = Clock::now();
+  const model::LoadedModel loaded = arguments.run.load();
+  const double load_s = std::chrono::duration<double>(Clock::now() - start).count();
+  const model::Model& model = *loaded.model;
+  if (arguments.n_prompt + arguments.n_decode > model.context()) {
+    throw UsageError("--prompt and --decode together pass the model's context of " + std::to_string(model.context()));
+  }
+  Measured measured;
+  {
+    Measured warm_up;
+    measure(model, arguments, warm_up);
+  }
+  ProgressLine progress("run");
+  for (int i = 0; i < arguments.n_repeat; ++i) {
+    progress.show(i + 1, arguments.n_repeat);
+    measure(model, arguments, measured);
+  }
+  progress.clear();
+  const Spread prefill = spread(measured.prefill_tok_s);
+  const Spread decode = spread(measured.decode_tok_s);
+  const std::string kv = kernels::on_cpu() ? "f32" : "as the weights";
+  if (arguments.is_json) {
+    const nlohmann::ordered_json json = {{"prefill_tok_s", json_of(prefill)},
+                                         {"decode_tok_s", json_of(decode)},
+                                         {"peak_rss_bytes", peak_rss_bytes()},
+                                         {"load_s", load_s},
+                                         {"threads", kernels::cpu_threads()},
+                                         {"model", arguments.run.model},
+                                         {"kv", kv}};
+    write_out(json.dump() + "\n");
+    return kDone;
+  }
+  char rest[256];
+  std::snprintf(rest, sizeof(rest), "load           %.2f s\npeak memory    %.1f MiB\nthreads        %d\n", load_s,
+                static_cast<double>(peak_rss_bytes()) / (1 << 20), kernels::cpu_threads());
+  write_out(text_of("prefill tok/s", prefill) + text_of("decode tok/s", decode) + rest);
+  return kDone;
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, Action& action) {
+  const auto arguments = std::make_shared<BenchArguments>();
+  CLI::App* command = app.add_subcommand("bench", "measure prefill and decode speed, load time and memory");
+  arguments->run.add_to(*command);
+  const auto count = [&](const char* name, int& value, const char* help) {
+    command->add_option(name, value, help)->type_name("N")->check(in_range(1, 1 << 20))->capture_default_str();
+  };
+  count("--prompt", arguments->n_prompt, "tokens of the prompt");
+  count("--decode", arguments->n_decode, "tokens to generate after it");
+  count("--repeat", arguments->n_repeat, "measured runs, after one that isn't");
+  count("--prefill-chunk", arguments->prefill_chunk, "tokens of the prompt in one forward pass");
+  command->add_flag("--json", arguments->is_json, "print one JSON object");
+  command->callback([arguments, &action] { action = [arguments] { return run_bench(*arguments); }; });
+}
+
+}  // namespace memoir::cli

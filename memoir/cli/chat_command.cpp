@@ -1,0 +1,123 @@
+#include <iostream>
+#include <memory>
+
+#include "memoir/base/error.h"
+#include "memoir/cli/commands.h"
+#include "memoir/cli/common_options.h"
+#include "memoir/cli/status.h"
+#include "memoir/cli/terminal.h"
+#include "memoir/engine/conversation.h"
+#include "memoir/engine/generate.h"
+#include "memoir/engine/session.h"
+
+namespace memoir::cli {
+namespace {
+
+struct ChatArguments {
+  RunOptions run;
+  SamplingOptions sampling;
+  std::string system;
+  bool shows_stats = false;
+};
+
+class Chat {
+ public:
+  Chat(const ChatArguments& arguments, const model::LoadedModel& loaded)
+      : arguments_(arguments),
+        tokenizer_(*loaded.tokenizer),
+        template_(*loaded.tokenizer->chat_template()),
+        options_(arguments.sampling.generate_options(loaded)),
+        session_(*loaded.model) {
+    options_.should_cancel = [this] { return interrupt_.is_set(); };
+    clear();
+  }
+
+  int run() {
+    if (is_terminal_) std::cerr << "Ctrl-C stops an answer, Ctrl-D leaves, /clear starts anew.\n";
+    while (true) {
+      if (is_terminal_) std::cerr << "> " << std::flush;
+      interrupt_.clear();
+      const std::optional<std::string> line = read_line();
+      if (!line) break;
+      if (interrupt_.is_set() && is_terminal_) std::cerr << '\n';
+      if (*line == "/clear") {
+        clear();
+      } else if (line->find_first_not_of(" \t\r") != std::string::npos) {
+        answer(*line);
+      }
+    }
+    if (is_terminal_) std::cerr << '\n';
+    return kDone;
+  }
+
+ private:
+  void clear() {
+    conversation_.emplace(tokenizer_, template_);
+    if (!arguments_.system.empty()) conversation_->add_message("system", arguments_.system);
+  }
+
+  void answer(const std::string& line) {
+    conversation_->add_message("user", line);
+    const std::vector<TokenId> prompt = conversation_->prompt();
+    const int context = session_.model().context();
+    if (prompt.size() >= static_cast<std::size_t>(context)) {
+      std::cerr << "memoir: the chat has " << prompt.size() << " tokens with this message, the model's context is "
+                << context << ": shorten it, or start anew with /clear\n";
+      conversation_->drop_last_message();
+      return;
+    }
+    const engine::Completion completion =
+        engine::generate(session_, prompt, options_, &tokenizer_, [](std::string_view text) { write_out(text); });
+    write_out("\n");
+    conversation_->add_answer(completion.text, completion.tokens, tokenizer_.decode(completion.tokens));
+    show_stats(completion);
+  }
+
+  void show_stats(const engine::Completion& completion) const {
+    if (!arguments_.shows_stats && !(is_terminal_ && stderr_is_terminal())) return;
+    const auto n_tokens = static_cast<double>(completion.tokens.size());
+    std::cerr << "[prompt_tokens " << completion.prompt_tokens << ", cached_tokens " << completion.cached_tokens
+              << ", tokens " << completion.tokens.size();
+    if (completion.decode_s > 0 && n_tokens > 1) {
+      std::cerr << ", " << static_cast<int>((n_tokens - 1) / completion.decode_s + 0.5) << " tokens/s";
+    }
+    std::cerr << "]\n";
+  }
+
+  const ChatArguments& arguments_;
+  const text::Tokenizer& tokenizer_;
+  text::ChatTemplate template_;
+  engine::GenerateOptions options_;
+  engine::Session session_;
+  std::optional<engine::Conversation> conversation_;
+  InterruptFlag interrupt_;
+  bool is_terminal_ = stdin_is_terminal();
+};
+
+int run_chat(const ChatArguments& arguments) {
+  const model::LoadedModel loaded = arguments.run.load();
+  if (!loaded.tokenizer) throw UnsupportedError(arguments.run.model, "tokenizer.json", "there is none to chat with");
+  if (!loaded.tokenizer->chat_template()) {
+    throw UnsupportedError(arguments.run.model, "chat_template", "the model has none: try memoir generate --raw");
+  }
+  return Chat(arguments, loaded).run();
+}
+
+}  // namespace
+
+void add_chat_command(CLI::App& app, Action& action) {
+  const auto arguments = std::make_shared<ChatArguments>();
+  arguments->run.model = "smollm2";
+  arguments->sampling.sampler.temperature = 0.7;
+  arguments->sampling.sampler.top_p = 0.9;
+  arguments->sampling.max_tokens = 1024;
+  CLI::App* command = app.add_subcommand("chat", "talk in the terminal");
+  arguments->run.add_to(*command);
+  command->add_option("--system", arguments->system, "the system message (default: the chat template's)")
+      ->type_name("TEXT");
+  arguments->sampling.add_to(*command);
+  command->add_flag("--stats", arguments->shows_stats, "after each answer say on stderr what was computed");
+  command->callback([arguments, &action] { action = [arguments] { return run_chat(*arguments); }; });
+}
+
+}  // namespace memoir::cli

@@ -1,0 +1,119 @@
+#include "memoir/cli/common_options.h"
+
+#include <mlx/device.h>
+
+#include <charconv>
+#include <iostream>
+
+#include "memoir/cli/model_path.h"
+#include "memoir/cli/status.h"
+#include "memoir/kernels/device.h"
+
+namespace mx = mlx::core;
+
+namespace memoir::cli {
+namespace {
+
+void use_device(const std::string& name) {
+  const mx::Device device(name == "gpu" ? mx::Device::gpu : mx::Device::cpu);
+  if (!mx::is_available(device)) throw UsageError("--device " + name + ": this build of MLX has no such device here");
+  mx::set_default_device(device);
+}
+
+}  // namespace
+
+void RunOptions::add_to(CLI::App& command) {
+  CLI::Option* option =
+      command.add_option("-m,--model", model, "a model directory, a .gguf file, or smollm2")->type_name("MODEL");
+  if (model.empty()) {
+    option->required();
+  } else {
+    option->capture_default_str();
+  }
+  command.add_option("--threads", threads, "threads of matrix products (default: the physical cores)")
+      ->type_name("N")
+      ->check(in_range(1, 1024));
+  command.add_option("--device", device, "where to compute")
+      ->check(CLI::IsMember({"cpu", "gpu"}))
+      ->type_name("cpu|gpu")
+      ->capture_default_str();
+}
+
+model::LoadedModel RunOptions::load() const {
+  use_device(device);
+  kernels::set_cpu_threads(threads > 0 ? threads : kernels::cpu_threads());
+  model::LoadedModel loaded = model::load_model(resolve_model(model));
+  for (const std::string& note : loaded.notes) std::cerr << "memoir: " << model << ": " << note << '\n';
+  return loaded;
+}
+
+void SamplingOptions::add_to(CLI::App& command) {
+  const auto number = [&](const char* name, double& value, double low, double high, const char* help) {
+    command.add_option(name, value, help)->type_name("X")->check(in_range(low, high))->capture_default_str();
+  };
+  command.add_option("-n,--max-tokens", max_tokens, "the most tokens to generate")
+      ->type_name("N")
+      ->check(in_range(0, 1 << 30))
+      ->capture_default_str();
+  number("--temp", sampler.temperature, 0, 1e6, "temperature, 0 takes the likeliest token");
+  number("--top-p", sampler.top_p, 1e-9, 1, "keep the likeliest tokens up to this mass");
+  number("--min-p", sampler.min_p, 0, 1, "drop tokens below this share of the likeliest");
+  command.add_option("--top-k", sampler.top_k, "keep the k likeliest tokens, 0 all")
+      ->type_name("K")
+      ->check(in_range(0, 1 << 30))
+      ->capture_default_str();
+  number("--repeat-penalty", sampler.repetition_penalty, 1e-9, 1e6, "divide the logits of seen tokens, 1 is none");
+  number("--presence-penalty", sampler.presence_penalty, -1e6, 1e6, "subtract from the logits of seen tokens");
+  number("--frequency-penalty", sampler.frequency_penalty, -1e6, 1e6, "the same, times how often they were seen");
+  command.add_option("--repeat-last-n", sampler.penalty_window, "how many tokens the penalties look at, -1 all")
+      ->type_name("N")
+      ->check(in_range(-1, 1 << 30))
+      ->capture_default_str();
+  seed_option_ =
+      command.add_option("--seed", seed_, "the same seed gives the same text (default: a random one)")->type_name("N");
+  command.add_option("--stop", stop_strings, "end where this text would appear; may be repeated")
+      ->type_name("TEXT")
+      ->take_all()
+      ->expected(1);
+  command.add_option("--prefill-chunk", prefill_chunk, "tokens of the prompt in one forward pass")
+      ->type_name("N")
+      ->check(in_range(1, 1 << 20))
+      ->capture_default_str();
+}
+
+engine::GenerateOptions SamplingOptions::generate_options(const model::LoadedModel& loaded) const {
+  engine::GenerateOptions options;
+  options.max_tokens = max_tokens;
+  options.prefill_chunk = prefill_chunk;
+  options.sampler = sampler;
+  if (seed_option_ && seed_option_->count() > 0) options.sampler.seed = seed_;
+  options.stop_tokens = loaded.end_tokens;
+  for (const std::string& stop : stop_strings) {
+    if (stop.empty()) throw UsageError("--stop: the text is empty");
+  }
+  options.stop_strings = stop_strings;
+  return options;
+}
+
+CLI::Validator in_range(double low, double high) {
+  return CLI::Range(low, high).description("");
+}
+
+std::vector<TokenId> parse_tokens(const std::string& text) {
+  std::vector<TokenId> tokens;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (at != end) {
+    TokenId token = 0;
+    const auto [next, error] = std::from_chars(at, end, token);
+    const bool is_number = error == std::errc() && token >= 0;
+    if (!is_number || (next != end && (*next != ',' || next + 1 == end))) {
+      throw UsageError("--tokens: '" + text + "' is not a list of token ids like 1,2,3");
+    }
+    tokens.push_back(token);
+    at = next == end ? end : next + 1;
+  }
+  return tokens;
+}
+
+}  // namespace memoir::cli

@@ -1,0 +1,49 @@
+#pragma once
+
+// Options that several subcommands share, and what they are for: loading a model and choosing tokens.
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "memoir/engine/generate.h"
+#include "memoir/model/load.h"
+
+namespace memoir::cli {
+
+struct RunOptions {
+  std::string model;
+  int threads = 0;  // 0: the physical cores
+  std::string device = "cpu";
+
+  /// Adds -m/--model (required unless `model` has a default), --threads and --device.
+  void add_to(CLI::App& command);
+
+  /// Sets threads and device up, and loads the model. Notes about the file go to stderr.
+  /// Throws UsageError if the device is not there.
+  model::LoadedModel load() const;
+};
+
+/// Sampling and stopping, with defaults as the struct has them when add_to() is called.
+struct SamplingOptions {
+  engine::SamplerOptions sampler;
+  int max_tokens = 256;
+  int prefill_chunk = 512;
+  std::vector<std::string> stop_strings;
+
+  void add_to(CLI::App& command);
+
+  engine::GenerateOptions generate_options(const model::LoadedModel& loaded) const;
+
+ private:
+  std::uint64_t seed_ = 0;
+  CLI::Option* seed_option_ = nullptr;
+};
+
+/// A check that a number lies in [low, high], without the range in the help: most are there to catch slips only.
+CLI::Validator in_range(double low, double high);
+
+/// "1,2,3" as token ids. Throws UsageError naming what is no number.
+std::vector<TokenId> parse_tokens(const std::string& text);
+
+}  // namespace memoir::cli

@@ -1,0 +1,42 @@
+#include "memoir/cli/model_path.h"
+
+#include <cstdlib>
+#include <vector>
+
+#include "memoir/base/error.h"
+
+namespace fs = std::filesystem;
+
+namespace memoir::cli {
+namespace {
+
+std::vector<fs::path> model_folders() {
+  std::vector<fs::path> folders;
+  if (const char* folder = std::getenv("MEMOIR_MODELS"); folder && *folder) folders.emplace_back(folder);
+  const fs::path prefix = executable_path().parent_path().parent_path();
+  folders.push_back(prefix / "share" / "memoir" / "models");
+  // In a build tree, <source>/build/<preset>/bin, the source tree's models.
+  std::error_code error;
+  if (fs::exists(prefix / "CMakeCache.txt", error)) {
+    folders.push_back(prefix.parent_path().parent_path() / "models");
+  }
+  return folders;
+}
+
+}  // namespace
+
+fs::path resolve_model(const std::string& name) {
+  std::error_code error;
+  if (fs::exists(name, error)) return name;
+  const bool is_plain = !name.empty() && fs::path(name).filename() == name;
+  if (is_plain) {
+    for (const fs::path& folder : model_folders()) {
+      for (const fs::path& path : {folder / (name + ".gguf"), folder / name}) {
+        if (fs::exists(path, error)) return path;
+      }
+    }
+  }
+  throw FileError(name, "", is_plain ? "no such file, directory or known model" : "no such file or directory");
+}
+
+}  // namespace memoir::cli

@@ -1,0 +1,53 @@
+#pragma once
+
+// A chat as the model sees it: messages in, the tokens of the next prompt out, such that each prompt begins with the
+// tokens of the one before and of its answer whenever the template allows.
+//
+// Encoding the rendered chat anew each turn is not enough: a model's own tokens for an answer need not be those the
+// tokenizer would choose for its text, and one that differs makes everything behind it be computed again. So while the
+// rendering continues the text of the last prompt and answer, only what is new is encoded. A template that rewrites
+// earlier turns (drops thoughts, trims) falls back to encoding all; Session::reuse then keeps what still matches.
+// Ownership: refers to the tokenizer and template, which must outlive it. Threads: one at a time.
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "memoir/base/types.h"
+#include "memoir/text/chat_template.h"
+#include "memoir/text/tokenizer.h"
+
+namespace memoir::engine {
+
+class Conversation {
+ public:
+  Conversation(const text::Tokenizer& tokenizer, const text::ChatTemplate& chat_template);
+
+  /// Adds {"role": role, "content": content} to the messages.
+  void add_message(const std::string& role, const std::string& content);
+
+  /// The tokens of the chat so far and the beginning of an answer.
+  /// Throws what ChatTemplate::render throws.
+  std::vector<TokenId> prompt();
+
+  /// Adds the answer to the last prompt(): its text as shown, and the tokens and text the model really produced.
+  /// raw_text must be what `tokens` decode to, special tokens included.
+  void add_answer(const std::string& text, const std::vector<TokenId>& tokens, const std::string& raw_text);
+
+  /// Takes the last message back (one that could not be answered).
+  void drop_last_message();
+
+  const nlohmann::ordered_json& messages() const { return messages_; }
+
+ private:
+  const text::Tokenizer& tokenizer_;
+  const text::ChatTemplate& template_;
+  nlohmann::ordered_json messages_ = nlohmann::ordered_json::array();
+  std::string known_text_;             // the last prompt, and its answer once there is one
+  std::vector<TokenId> known_tokens_;  // theirs
+};
+
+/// What a chat template needs to know of a model's tokenizer.
+text::ChatTemplate::Inputs template_inputs(const text::Tokenizer& tokenizer, nlohmann::ordered_json messages);
+
+}  // namespace memoir::engine

@@ -1,0 +1,100 @@
+#pragma once
+
+// From a prompt to new tokens and text: prefill in chunks, then decode with the model one token ahead of the reader.
+//
+// "Ahead": when next() hands out a token, the forward pass over it has been scheduled already, so that the model works
+// while the caller detokenizes, prints or sends. Nothing is scheduled behind a stop token or the last token asked for.
+// Threads: the thread that owns MLX's work. Callbacks are called on it and may throw; the throw passes through, and
+// the session stays usable.
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "memoir/base/types.h"
+#include "memoir/engine/sampler.h"
+#include "memoir/engine/session.h"
+#include "memoir/text/tokenizer.h"
+
+namespace memoir::engine {
+
+enum class FinishReason {
+  kStop,       // a stop token or a stop string
+  kLength,     // as many tokens as asked for, or the context is full
+  kCancelled,  // should_cancel said so
+};
+
+/// "stop", "length" or "cancelled".
+std::string_view finish_reason_name(FinishReason reason);
+
+struct GenerateOptions {
+  int max_tokens = 256;     // >= 0
+  int prefill_chunk = 512;  // tokens of the prompt in one forward pass, >= 1
+  SamplerOptions sampler;
+  std::vector<TokenId> stop_tokens;       // end the text and are no part of it
+  std::vector<std::string> stop_strings;  // the same, found in the text; ignored without a tokenizer
+
+  /// After each chunk: tokens of the prompt done (cached ones included) and in all. May be empty.
+  std::function<void(int n_done, int n_total)> on_prefill;
+
+  /// Asked between chunks and tokens. May be empty.
+  std::function<bool()> should_cancel;
+};
+
+/// One run over one session. Make it, call start() once, then next() until it returns nullopt.
+class Generation {
+ public:
+  /// Throws std::invalid_argument for an option out of its range.
+  Generation(Session& session, GenerateOptions options);
+
+  /// Computes the prompt, without what the session's cache already holds of it.
+  /// Throws std::invalid_argument if the prompt is empty, longer than the context, or has a token outside the
+  /// vocabulary; the session is then as before. After a cancel the computed chunks stay in the session.
+  void start(std::span<const TokenId> prompt);
+
+  /// The next token, or nullopt at the end; a stop token is not handed out.
+  std::optional<TokenId> next();
+
+  /// Of the prompt's tokens, those that were in the cache.
+  int cached_tokens() const { return cached_tokens_; }
+
+  /// Valid once next() has returned nullopt.
+  FinishReason finish_reason() const { return finish_reason_; }
+
+ private:
+  bool is_cancelled();
+  void prefill(std::span<const TokenId> rest, int n_total);
+  TokenId sample();
+  std::optional<TokenId> finish(FinishReason reason);
+
+  Session& session_;
+  GenerateOptions options_;
+  Sampler sampler_;
+  std::optional<mlx::core::array> logits_;  // [1, 1, V], scheduled; nullopt when there is nothing left to sample
+  std::vector<float> row_;                  // [V] float32, the sampler's scratch
+  int n_generated_ = 0;
+  int cached_tokens_ = 0;
+  FinishReason finish_reason_ = FinishReason::kLength;
+};
+
+struct Completion {
+  std::vector<TokenId> tokens;
+  std::string text;
+  int prompt_tokens = 0;
+  int cached_tokens = 0;
+  double prefill_s = 0;  // until the first token was sampled
+  double decode_s = 0;   // from there to the end
+  FinishReason finish_reason = FinishReason::kLength;
+};
+
+/// Runs a Generation to its end. `tokenizer` may be null: then there is no text and stop strings are not looked for.
+/// `on_text`, if not empty, gets the text as it comes: whole characters, and never a part of a stop string; its pieces
+/// make up Completion::text.
+/// Throws as Generation does.
+Completion generate(Session& session, std::span<const TokenId> prompt, const GenerateOptions& options,
+                    const text::Tokenizer* tokenizer, const std::function<void(std::string_view)>& on_text = {});
+
+}  // namespace memoir::engine

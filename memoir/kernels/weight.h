@@ -1,0 +1,36 @@
+#pragma once
+
+// A weight matrix as a model file stores it: dense, or affine-quantized in MLX's form.
+//
+// Quantized rows hold codes of `bits` bits, packed into uint32 words low bits first, and per group of `group_size`
+// columns one scale and one bias: value = scale * code + bias.
+// Ownership: arrays are shared handles; copying a Weight copies no data.
+
+#include <mlx/array.h>
+
+#include <optional>
+
+namespace memoir::kernels {
+
+struct Quantization {
+  mlx::core::array scales;  // [rows, columns / group_size], f16, bf16 or f32
+  mlx::core::array biases;  // the same
+  int group_size;           // 32, 64 or 128
+  int bits;                 // 2, 3, 4, 5, 6 or 8
+};
+
+struct Weight {
+  mlx::core::array data;  // dense: [rows, columns] f32, f16 or bf16; quantized: [rows, columns * bits / 32] uint32
+  std::optional<Quantization> quantization;
+
+  int rows() const { return data.shape(0); }
+  int columns() const;
+
+  /// The floating type behind the weight: that of the dense data, or of the scales.
+  mlx::core::Dtype dtype() const;
+
+  /// Bytes held: data, scales and biases.
+  std::size_t size_bytes() const;
+};
+
+}  // namespace memoir::kernels

@@ -1,0 +1,332 @@
+#include "memoir/model/config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "memoir/base/byte_source.h"
+#include "memoir/base/error.h"
+#include "memoir/base/json_text.h"
+#include "memoir/model/config_fields.h"
+#include "memoir/model/config_limits.h"
+
+namespace memoir::model {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t kMaxConfigBytes = 16 << 20;
+
+bool starts_with_any(const std::string& text, std::initializer_list<std::string_view> prefixes) {
+  return std::ranges::any_of(prefixes, [&](std::string_view prefix) { return text.starts_with(prefix); });
+}
+
+// ---- RoPE ----
+
+std::string rope_type(const ConfigFields& fields) {
+  const auto newer = fields.string("rope_type");
+  const auto older = fields.string("type");
+  const std::string type = newer ? *newer : older.value_or("default");
+  if (type == "su") return "longrope";    // the name in the first Phi-3 files
+  if (type == "mrope") return "default";  // the same rotation for text: all three position axes are equal
+  constexpr std::array<std::string_view, 7> kKnown = {"default", "linear",   "dynamic",     "llama3",
+                                                      "yarn",    "longrope", "proportional"};
+  if (std::ranges::find(kKnown, type) == kKnown.end()) {
+    fields.refuse(newer ? "rope_type" : "type", "the RoPE type \"" + type + "\" is not known");
+  }
+  return type;
+}
+
+double required_positive(const ConfigFields& fields, std::string_view key) {
+  const auto value = fields.positive(key);
+  if (!value) fields.fail(key, "is missing");
+  return *value;
+}
+
+void read_llama3(const ConfigFields& fields, RopeConfig& rope) {
+  rope.low_freq_factor = required_positive(fields, "low_freq_factor");
+  rope.high_freq_factor = required_positive(fields, "high_freq_factor");
+  if (rope.low_freq_factor >= rope.high_freq_factor) {
+    fields.fail("low_freq_factor", "is not less than high_freq_factor");
+  }
+}
+
+void read_yarn(const ConfigFields& fields, RopeConfig& rope) {
+  rope.attention_factor = fields.positive("attention_factor");
+  rope.beta_fast = fields.positive("beta_fast").value_or(rope.beta_fast);
+  rope.beta_slow = fields.positive("beta_slow").value_or(rope.beta_slow);
+  rope.mscale = fields.number("mscale");
+  rope.mscale_all_dim = fields.number("mscale_all_dim");
+  rope.truncate = fields.boolean("truncate").value_or(rope.truncate);
+  if (rope.beta_fast < rope.beta_slow) fields.fail("beta_fast", "is less than beta_slow");
+}
+
+// Where factor is missing it is max_position / original_max_position, as in Phi-3's files.
+void read_longrope(const ConfigFields& fields, const ModelConfig& config, RopeConfig& rope) {
+  rope.attention_factor = fields.positive("attention_factor");
+  auto short_factors = fields.positives("short_factor");
+  auto long_factors = fields.positives("long_factor");
+  if (!short_factors) fields.fail("short_factor", "is missing");
+  if (!long_factors) fields.fail("long_factor", "is missing");
+  rope.short_factors = std::move(*short_factors);
+  rope.long_factors = std::move(*long_factors);
+  rope.factor = fields.positive("factor").value_or(static_cast<double>(config.max_position) /
+                                                   static_cast<double>(rope.original_max_position));
+}
+
+// A number that newer files have among the RoPE parameters and older ones beside them.
+std::optional<double> inner_or_outer(const ConfigFields& inner, const ConfigFields& outer, std::string_view key) {
+  const auto value = inner.positive(key);
+  return value ? value : outer.positive(key);
+}
+
+// One set of parameters, `fields`; `outer` is the whole configuration.
+RopeConfig read_rope(const ConfigFields& fields, const ConfigFields& outer, const ModelConfig& config) {
+  RopeConfig rope;
+  rope.type = rope_type(fields);
+  rope.theta = inner_or_outer(fields, outer, "rope_theta").value_or(rope.theta);
+  rope.partial_rotary_factor = inner_or_outer(fields, outer, "partial_rotary_factor").value_or(1);
+  if (rope.partial_rotary_factor > 1) fields.fail("partial_rotary_factor", "is above 1");
+  if (rope.type == "default" || rope.type == "proportional") return rope;
+
+  constexpr std::string_view kOriginal = "original_max_position_embeddings";
+  const auto original = fields.integer(kOriginal, 1, kMaxPosition);
+  rope.original_max_position =
+      original ? *original : outer.integer(kOriginal, 1, kMaxPosition).value_or(config.max_position);
+  if (rope.type == "longrope") {
+    read_longrope(fields, config, rope);
+    return rope;
+  }
+  rope.factor = required_positive(fields, "factor");
+  if (rope.type == "llama3") read_llama3(fields, rope);
+  if (rope.type == "yarn") read_yarn(fields, rope);
+  return rope;
+}
+
+bool is_keyed_by_layer_type(const json& parameters) {
+  return parameters.is_object() && !parameters.empty() &&
+         std::ranges::all_of(parameters, [](const json& value) { return value.is_object(); });
+}
+
+void read_ropes(const ConfigFields& fields, ModelConfig& config) {
+  const json* parameters = fields.find("rope_parameters");
+  const char* key = "rope_parameters";
+  if (parameters == nullptr) {
+    parameters = fields.find("rope_scaling");
+    key = "rope_scaling";
+  }
+  if (parameters == nullptr) {
+    static const json kNone = json::object();
+    config.rope = read_rope(ConfigFields(kNone, config.path), fields, config);
+    return;
+  }
+  const std::string prefix = std::string(key) + ".";
+  if (!is_keyed_by_layer_type(*parameters)) {
+    config.rope = read_rope(ConfigFields(*parameters, config.path, prefix), fields, config);
+    return;
+  }
+  for (const auto& [layer_type, values] : parameters->items()) {
+    const ConfigFields layer(values, config.path, prefix + layer_type + ".");
+    config.layer_ropes[layer_type] = read_rope(layer, fields, config);
+  }
+  const auto full = config.layer_ropes.find("full_attention");
+  config.rope = full == config.layer_ropes.end() ? config.layer_ropes.begin()->second : full->second;
+}
+
+// ---- quantization ----
+
+void check_mode(const ConfigFields& fields) {
+  const auto mode = fields.string("mode");
+  if (mode && *mode != "affine") fields.refuse("mode", "quantization mode \"" + *mode + "\"; only affine can be read");
+}
+
+ModuleQuantization read_module(const ConfigFields& fields) {
+  check_mode(fields);
+  const ModuleQuantization module{fields.size("group_size", 128), fields.size("bits", 8)};
+  if (module.group_size != 32 && module.group_size != 64 && module.group_size != 128) {
+    fields.refuse("group_size", "is " + std::to_string(module.group_size) + "; 32, 64 and 128 can be read");
+  }
+  if (module.bits == 1 || module.bits == 7) {
+    fields.refuse("bits", "is " + std::to_string(module.bits) + "; 2, 3, 4, 5, 6 and 8 can be read");
+  }
+  return module;
+}
+
+// The MLX form: group_size and bits for all, then an object, true or false under the path of a module.
+QuantizationConfig read_quantization(const json& object, const std::string& key, const std::string& path) {
+  const ConfigFields fields(object, path, key + ".");
+  if (const auto method = fields.string("quant_method"); method && *method != "mlx") {
+    fields.refuse("quant_method", "weights quantized with \"" + *method + "\" can't be read");
+  }
+  const ModuleQuantization all = read_module(fields);
+  QuantizationConfig quantization{all.group_size, all.bits, {}};
+  for (const auto& [module, value] : object.items()) {
+    if (value.is_object()) {
+      quantization.overrides[module] = read_module(ConfigFields(value, path, key + "." + module + "."));
+    } else if (value.is_boolean() && !value.get<bool>()) {
+      quantization.overrides[module] = std::nullopt;
+    }
+  }
+  return quantization;
+}
+
+std::optional<QuantizationConfig> find_quantization(const ConfigFields& fields) {
+  for (const char* key : {"quantization", "quantization_config"}) {
+    if (const json* object = fields.find(key)) return read_quantization(*object, key, fields.path());
+  }
+  return std::nullopt;
+}
+
+// ---- the rest ----
+
+void add_eos_ids(const ConfigFields& fields, std::vector<TokenId>& ids) {
+  constexpr std::string_view kKey = "eos_token_id";
+  const json* value = fields.find(kKey);
+  if (value == nullptr) return;
+  const json list = value->is_array() ? *value : json::array({*value});
+  for (const json& element : list) {
+    const json one = {{kKey, element}};
+    const auto id = ConfigFields(one, fields.path()).integer(kKey, 0, kMaxVocabSize);
+    if (!id) fields.fail(kKey, "holds null");
+    if (std::ranges::find(ids, *id) == ids.end()) ids.push_back(static_cast<TokenId>(*id));
+  }
+}
+
+std::optional<TokenId> read_bos_id(const ConfigFields& fields) {
+  const auto id = fields.integer("bos_token_id", 0, kMaxVocabSize);
+  return id ? std::optional(static_cast<TokenId>(*id)) : std::nullopt;
+}
+
+// Qwen's files carry a window that is off unless use_sliding_window says otherwise; a Mistral file without the key
+// means 4096. Both are the defaults of transformers' configuration classes.
+std::optional<int> read_window(const ConfigFields& fields, const json& text, const std::string& model_type) {
+  const bool used = fields.boolean("use_sliding_window").value_or(!model_type.starts_with("qwen"));
+  if (!used) return std::nullopt;
+  if (model_type == "mistral" && !text.contains("sliding_window")) return 4096;
+  const auto window = fields.integer("sliding_window", 1, kMaxPosition);
+  return window ? std::optional(static_cast<int>(*window)) : std::nullopt;
+}
+
+double read_norm_eps(const ConfigFields& fields) {
+  for (const char* key : {"rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon"}) {
+    if (const auto eps = fields.positive(key)) return *eps;
+  }
+  return ModelConfig().rms_norm_eps;
+}
+
+void read_sizes(const ConfigFields& fields, ModelConfig& config) {
+  config.n_layers = fields.size("num_hidden_layers", kMaxLayers);
+  config.hidden_size = fields.size("hidden_size", kMaxHiddenSize);
+  config.vocab_size = fields.size("vocab_size", kMaxVocabSize);
+  if (is_attention_free(config.model_type)) {
+    config.max_position = kMaxPosition;
+    return;
+  }
+  config.max_position = fields.size("max_position_embeddings", kMaxPosition);
+  config.intermediate_size = fields.size("intermediate_size", kMaxIntermediateSize);
+  config.n_heads = fields.size("num_attention_heads", kMaxHeads);
+  config.n_kv_heads = static_cast<int>(fields.integer("num_key_value_heads", 1, kMaxHeads).value_or(config.n_heads));
+  if (const auto head_dim = fields.integer("head_dim", 1, kMaxHeadDim)) {
+    config.head_dim = static_cast<int>(*head_dim);
+  } else if (config.hidden_size % config.n_heads == 0) {
+    config.head_dim = config.hidden_size / config.n_heads;
+  } else {
+    fields.fail("head_dim", "is missing, and hidden_size " + std::to_string(config.hidden_size) +
+                                " is not a multiple of num_attention_heads " + std::to_string(config.n_heads));
+  }
+}
+
+void read_flags(const ConfigFields& fields, ModelConfig& config) {
+  // Families whose configuration class ties embeddings where the file does not say.
+  const bool ties = starts_with_any(config.model_type, {"gemma", "cohere", "lfm2"});
+  config.tie_embeddings = fields.boolean("tie_word_embeddings").value_or(ties);
+  config.attention_bias = fields.boolean("attention_bias").value_or(false);
+  config.mlp_bias = fields.boolean("mlp_bias").value_or(false);
+  config.rms_norm_eps = read_norm_eps(fields);
+  for (const char* key : {"hidden_act", "hidden_activation"}) {
+    if (auto name = fields.string(key)) config.hidden_act = std::move(*name);
+  }
+}
+
+ModelConfig read_fields(const json& whole, const std::string& path) {
+  const ConfigFields outer(whole, path);
+  const json* text = outer.find("text_config");
+  if (text != nullptr && !text->is_object()) outer.fail("text_config", "is not an object");
+  ModelConfig config;
+  config.path = path;
+  config.raw = text == nullptr ? whole : *text;
+  const ConfigFields fields(config.raw, path, text == nullptr ? "" : "text_config.",
+                            text == nullptr ? nullptr : &outer);
+  const auto model_type = fields.string("model_type");
+  if (!model_type) fields.fail("model_type", "is missing");
+  config.model_type = *model_type;
+  read_sizes(fields, config);
+  read_flags(fields, config);
+  config.sliding_window = read_window(fields, config.raw, config.model_type);
+  read_ropes(fields, config);
+  config.quantization = find_quantization(fields);
+  add_eos_ids(fields, config.eos_ids);
+  config.bos_id = read_bos_id(fields);
+  if (config.n_heads > 0) {
+    check_heads(config, {"num_attention_heads", "num_key_value_heads", "head_dim", "partial_rotary_factor"});
+  }
+  return config;
+}
+
+void check_rotated(const ModelConfig& config, const RopeConfig& rope, const ConfigKeys& keys) {
+  // transformers takes int(head_dim * factor).
+  const auto rotated = static_cast<int>(config.head_dim * rope.partial_rotary_factor);
+  if (rotated < 2 || rotated % 2 != 0) {
+    throw FormatError(config.path, keys.rope,
+                      "rotates " + std::to_string(rotated) + " of " + std::to_string(config.head_dim) +
+                          " dimensions, expected an even number");
+  }
+  for (const auto* factors : {&rope.short_factors, &rope.long_factors}) {
+    if (factors->empty() || factors->size() == static_cast<std::size_t>(rotated / 2)) continue;
+    throw FormatError(config.path, "rope_scaling",
+                      "has " + std::to_string(factors->size()) + " factors for " + std::to_string(rotated / 2) +
+                          " pairs of dimensions");
+  }
+}
+
+}  // namespace
+
+bool is_attention_free(std::string_view model_type) {
+  return model_type == "mamba" || model_type == "mamba2";
+}
+
+void check_heads(const ModelConfig& config, const ConfigKeys& keys) {
+  if (config.n_heads % config.n_kv_heads != 0) {
+    throw FormatError(config.path, keys.heads,
+                      std::to_string(config.n_heads) + " is not a multiple of " + keys.kv_heads + " " +
+                          std::to_string(config.n_kv_heads));
+  }
+  if (config.head_dim % 2 != 0) {
+    throw FormatError(config.path, keys.head_dim,
+                      "is " + std::to_string(config.head_dim) + ", an odd number: RoPE turns pairs");
+  }
+  check_rotated(config, config.rope, keys);
+  for (const auto& [layer_type, rope] : config.layer_ropes) check_rotated(config, rope, keys);
+}
+
+ModelConfig parse_config(std::string_view json_text, const std::string& path) {
+  return read_fields(parse_json(json_text, path), path);
+}
+
+ModelConfig read_config(const std::filesystem::path& directory) {
+  const auto path = directory / "config.json";
+  ModelConfig config = parse_config(read_text_file(path, kMaxConfigBytes), path.string());
+
+  const auto generation_path = directory / "generation_config.json";
+  std::error_code error;
+  if (!std::filesystem::exists(generation_path, error)) return config;
+  const std::string name = generation_path.string();
+  const json generation = parse_json(read_text_file(generation_path, kMaxConfigBytes), name);
+  const ConfigFields fields(generation, name);
+  add_eos_ids(fields, config.eos_ids);
+  if (!config.bos_id) config.bos_id = read_bos_id(fields);
+  return config;
+}
+
+}  // namespace memoir::model

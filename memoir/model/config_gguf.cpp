@@ -1,0 +1,216 @@
+// The configuration of a model in a GGUF file. Source of the keys: ggml, docs/gguf.md, and gguf-py's constants.py.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "memoir/base/error.h"
+#include "memoir/model/config.h"
+#include "memoir/model/config_limits.h"
+
+namespace memoir::model {
+namespace {
+
+using nlohmann::json;
+
+// Architectures that Hugging Face spells differently.
+std::string hugging_face_name(const std::string& architecture) {
+  static const std::map<std::string, std::string> kNames = {
+      {"qwen3moe", "qwen3_moe"},  {"qwen3next", "qwen3_next"},
+      {"qwen35", "qwen3_5_text"}, {"gemma3", "gemma3_text"},
+      {"gemma4", "gemma4_text"},  {"gpt-oss", "gpt_oss"},
+      {"llama4", "llama4_text"},  {"deepseek2", "deepseek_v3"},
+      {"falcon-h1", "falcon_h1"}, {"granitehybrid", "granitemoehybrid"},
+  };
+  const auto found = kNames.find(architecture);
+  return found == kNames.end() ? architecture : found->second;
+}
+
+// The metadata under one architecture's prefix, with checked look-ups.
+class Keys {
+ public:
+  Keys(const GgufFile& file, const std::string& architecture) : file_(file), prefix_(architecture + ".") {}
+
+  std::string name(const std::string& key) const { return prefix_ + key; }
+
+  // A size from 1 to max. Some converters write one for each layer: they must be equal.
+  std::optional<int> size(const std::string& key, std::int64_t max) const {
+    const auto found = file_.metadata().find(name(key));
+    if (found == file_.metadata().end()) return std::nullopt;
+    std::int64_t value = 0;
+    if (const auto* list = std::get_if<std::vector<std::int64_t>>(&found->second)) {
+      if (list->empty()) fail(key, "is an empty list");
+      value = list->front();
+      if (std::ranges::any_of(*list, [value](std::int64_t other) { return other != value; })) {
+        throw UnsupportedError(file_.path(), name(key), "differs from layer to layer");
+      }
+    } else {
+      value = *file_.integer(name(key));
+    }
+    if (value < 1 || value > max) {
+      fail(key, "is " + std::to_string(value) + ", expected 1 to " + std::to_string(max));
+    }
+    return static_cast<int>(value);
+  }
+
+  int required(const std::string& key, std::int64_t max) const {
+    const auto value = size(key, max);
+    if (!value) fail(key, "is missing");
+    return *value;
+  }
+
+  std::optional<double> positive(const std::string& key) const {
+    const auto value = file_.number(name(key));
+    if (value && (!std::isfinite(*value) || *value <= 0)) fail(key, "is not a finite number above 0");
+    return value;
+  }
+
+  std::optional<std::string> string(const std::string& key) const {
+    const std::string* value = file_.string(name(key));
+    return value == nullptr ? std::nullopt : std::optional(*value);
+  }
+
+  [[noreturn]] void fail(const std::string& key, const std::string& reason) const {
+    throw FormatError(file_.path(), name(key), reason);
+  }
+
+ private:
+  const GgufFile& file_;
+  std::string prefix_;
+};
+
+bool has_tensor(const GgufFile& file, std::string_view name) {
+  return std::ranges::find(file.tensors(), name, &GgufTensor::name) != file.tensors().end();
+}
+
+int read_vocab_size(const GgufFile& file, const Keys& keys) {
+  if (const auto size = keys.size("vocab_size", kMaxVocabSize)) return *size;
+  const auto* tokens = file.strings("tokenizer.ggml.tokens");
+  if (tokens == nullptr || tokens->empty()) keys.fail("vocab_size", "is missing, and so is tokenizer.ggml.tokens");
+  if (tokens->size() > static_cast<std::size_t>(kMaxVocabSize)) {
+    throw FormatError(file.path(), "tokenizer.ggml.tokens",
+                      "has more than " + std::to_string(kMaxVocabSize) + " tokens");
+  }
+  return static_cast<int>(tokens->size());
+}
+
+void read_heads(const Keys& keys, ModelConfig& config) {
+  config.intermediate_size = keys.required("feed_forward_length", kMaxIntermediateSize);
+  config.n_heads = keys.required("attention.head_count", kMaxHeads);
+  config.n_kv_heads = keys.size("attention.head_count_kv", kMaxHeads).value_or(config.n_heads);
+  if (const auto head_dim = keys.size("attention.key_length", kMaxHeadDim)) {
+    config.head_dim = *head_dim;
+  } else if (config.hidden_size % config.n_heads == 0) {
+    config.head_dim = config.hidden_size / config.n_heads;
+  } else {
+    keys.fail("attention.key_length", "is missing, and embedding_length is not a multiple of attention.head_count");
+  }
+}
+
+// The part of head_dim that is rotated, such that int(head_dim * part) is the number in the file.
+double rotated_part(const Keys& keys, const ModelConfig& config) {
+  const int rotated = keys.size("rope.dimension_count", kMaxHeadDim).value_or(config.head_dim);
+  if (rotated > config.head_dim) {
+    keys.fail("rope.dimension_count",
+              "is " + std::to_string(rotated) + ", more than the head's " + std::to_string(config.head_dim));
+  }
+  const double part = static_cast<double>(rotated) / config.head_dim;
+  const bool rounds_down = static_cast<int>(part * config.head_dim) < rotated;
+  return rounds_down ? std::nextafter(part, 2.0) : part;
+}
+
+RopeConfig read_rope(const Keys& keys, const GgufFile& file, const ModelConfig& config) {
+  RopeConfig rope;
+  rope.theta = keys.positive("rope.freq_base").value_or(rope.theta);
+  rope.partial_rotary_factor = rotated_part(keys, config);
+  const auto linear_factor = keys.positive("rope.scale_linear");  // the key of older files
+  const std::string type = keys.string("rope.scaling.type").value_or(linear_factor ? "linear" : "none");
+  if (type == "none") return rope;
+  if (type != "linear" && type != "yarn" && type != "longrope") {
+    throw UnsupportedError(file.path(), keys.name("rope.scaling.type"), "the RoPE type \"" + type + "\" is not known");
+  }
+  rope.type = type;
+  rope.original_max_position =
+      keys.size("rope.scaling.original_context_length", kMaxPosition).value_or(config.max_position);
+  const auto factor = keys.positive("rope.scaling.factor");
+  rope.factor = factor ? *factor : linear_factor.value_or(1);
+  rope.attention_factor = keys.positive("rope.scaling.attn_factor");
+  rope.beta_fast = keys.positive("rope.scaling.yarn_beta_fast").value_or(rope.beta_fast);
+  rope.beta_slow = keys.positive("rope.scaling.yarn_beta_slow").value_or(rope.beta_slow);
+  if (rope.beta_fast < rope.beta_slow) keys.fail("rope.scaling.yarn_beta_fast", "is less than yarn_beta_slow");
+  return rope;
+}
+
+// The id under a tokenizer key. 0xFFFFFFFF is how some converters write "none".
+std::optional<TokenId> token_id(const GgufFile& file, std::string_view key) {
+  const auto value = file.integer(key);
+  if (!value || *value == std::numeric_limits<std::uint32_t>::max() || *value == -1) return std::nullopt;
+  if (*value < 0 || *value > kMaxVocabSize) {
+    throw FormatError(file.path(), std::string(key), "is " + std::to_string(*value) + ", not a token");
+  }
+  return static_cast<TokenId>(*value);
+}
+
+void read_token_ids(const GgufFile& file, ModelConfig& config) {
+  config.bos_id = token_id(file, "tokenizer.ggml.bos_token_id");
+  for (const char* kind : {"eos", "eot", "eom"}) {
+    const auto id = token_id(file, "tokenizer.ggml." + std::string(kind) + "_token_id");
+    if (id && std::ranges::find(config.eos_ids, *id) == config.eos_ids.end()) config.eos_ids.push_back(*id);
+  }
+}
+
+json read_raw(const GgufFile& file, const std::string& prefix, int n_layers) {
+  json raw = json::object();
+  for (const auto& [key, value] : file.metadata()) {
+    if (!key.starts_with(prefix)) continue;
+    const std::string name = key.substr(prefix.size());
+    std::visit(
+        [&](const auto& held) {
+          json element = held;
+          const bool is_long = element.is_array() && element.size() > static_cast<std::size_t>(n_layers);
+          if (!is_long) raw[name] = std::move(element);
+        },
+        value);
+  }
+  return raw;
+}
+
+}  // namespace
+
+ModelConfig config_from_gguf(const GgufFile& file) {
+  const std::string* architecture = file.string("general.architecture");
+  if (architecture == nullptr) throw FormatError(file.path(), "general.architecture", "is missing");
+  const Keys keys(file, *architecture);
+  ModelConfig config;
+  config.path = file.path();
+  config.model_type = hugging_face_name(*architecture);
+  config.n_layers = keys.required("block_count", kMaxLayers);
+  config.hidden_size = keys.required("embedding_length", kMaxHiddenSize);
+  config.vocab_size = read_vocab_size(file, keys);
+  for (const char* key : {"attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"}) {
+    if (const auto eps = keys.positive(key)) {
+      config.rms_norm_eps = *eps;
+      break;
+    }
+  }
+  config.max_position = static_cast<int>(kMaxPosition);
+  if (!is_attention_free(config.model_type)) {
+    config.max_position = keys.required("context_length", kMaxPosition);
+    read_heads(keys, config);
+    config.rope = read_rope(keys, file, config);
+    check_heads(config, {keys.name("attention.head_count"), keys.name("attention.head_count_kv"),
+                         keys.name("attention.key_length"), keys.name("rope.dimension_count")});
+  }
+  config.sliding_window = keys.size("attention.sliding_window", kMaxPosition);
+  config.tie_embeddings = !has_tensor(file, "output.weight");
+  config.attention_bias = has_tensor(file, "blk.0.attn_q.bias");
+  config.mlp_bias = has_tensor(file, "blk.0.ffn_down.bias");
+  if (architecture->starts_with("gemma")) config.hidden_act = "gelu_pytorch_tanh";
+  read_token_ids(file, config);
+  config.raw = read_raw(file, *architecture + ".", config.n_layers);
+  return config;
+}
+
+}  // namespace memoir::model

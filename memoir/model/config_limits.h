@@ -1,0 +1,36 @@
+#pragma once
+
+// What both readers of configurations (JSON, GGUF) hold sizes against. Far above any model there is, low enough that
+// products of a few of them stay inside 64 bits.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "memoir/model/config.h"
+
+namespace memoir::model {
+
+inline constexpr std::int64_t kMaxLayers = 10000;
+inline constexpr std::int64_t kMaxHiddenSize = 1 << 20;
+inline constexpr std::int64_t kMaxIntermediateSize = 1 << 24;
+inline constexpr std::int64_t kMaxHeads = 1 << 16;
+inline constexpr std::int64_t kMaxHeadDim = 1 << 16;
+inline constexpr std::int64_t kMaxVocabSize = 1 << 24;
+inline constexpr std::int64_t kMaxPosition = 1 << 30;
+
+/// Models that have neither heads nor a feed-forward width nor a bound on positions.
+bool is_attention_free(std::string_view model_type);
+
+/// What the keys are called in the file at hand, for messages.
+struct ConfigKeys {
+  std::string heads;
+  std::string kv_heads;
+  std::string head_dim;
+  std::string rope;
+};
+
+/// Whether heads, their size and the rotated part of them fit together. Throws FormatError.
+void check_heads(const ModelConfig& config, const ConfigKeys& keys);
+
+}  // namespace memoir::model

@@ -1,0 +1,73 @@
+#include "memoir/model/load.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "memoir/base/error.h"
+#include "memoir/base/gguf.h"
+#include "memoir/model/config.h"
+#include "memoir/model/weights.h"
+
+namespace fs = std::filesystem;
+
+namespace memoir::model {
+namespace {
+
+bool is_model_directory(const fs::path& path) {
+  std::error_code error;
+  if (!fs::exists(path, error)) throw FileError(path.string(), "", "no such file or directory");
+  return fs::is_directory(path, error);
+}
+
+// The union of what configuration and tokenizer know, without tokens the model has no logits for.
+std::vector<TokenId> end_tokens(const ModelConfig& config, const std::optional<text::Tokenizer>& tokenizer) {
+  std::vector<TokenId> ids = config.eos_ids;
+  if (tokenizer) {
+    const std::vector<TokenId> more = tokenizer->end_tokens();
+    ids.insert(ids.end(), more.begin(), more.end());
+  }
+  std::erase_if(ids, [&](TokenId id) { return id < 0 || id >= config.vocab_size; });
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+LoadedModel assemble(const ModelConfig& config, Weights& weights, std::optional<text::Tokenizer> tokenizer) {
+  LoadedModel loaded;
+  loaded.model = make_model(config, weights);
+  loaded.end_tokens = end_tokens(config, tokenizer);
+  loaded.notes = weights.notes();
+  if (tokenizer) {
+    const std::vector<std::string>& warnings = tokenizer->warnings();
+    loaded.notes.insert(loaded.notes.end(), warnings.begin(), warnings.end());
+  }
+  loaded.tokenizer = std::move(tokenizer);
+  return loaded;
+}
+
+LoadedModel load_directory(const fs::path& path) {
+  const ModelConfig config = read_config(path);
+  std::optional<text::Tokenizer> tokenizer;
+  if (fs::exists(path / "tokenizer.json")) tokenizer = text::Tokenizer::from_directory(path);
+  return assemble(config, *open_safetensors_weights(path, config), std::move(tokenizer));
+}
+
+LoadedModel load_gguf(const fs::path& path) {
+  GgufFile file = GgufFile::open(path);
+  const ModelConfig config = config_from_gguf(file);
+  text::Tokenizer tokenizer = text::Tokenizer::from_gguf(file);
+  return assemble(config, *open_gguf_weights(std::move(file), config), std::move(tokenizer));
+}
+
+}  // namespace
+
+LoadedModel load_model(const fs::path& path) {
+  return is_model_directory(path) ? load_directory(path) : load_gguf(path);
+}
+
+text::Tokenizer load_tokenizer(const fs::path& path) {
+  if (is_model_directory(path)) return text::Tokenizer::from_directory(path);
+  return text::Tokenizer::from_gguf(GgufFile::open(path));
+}
+
+}  // namespace memoir::model

@@ -1,0 +1,63 @@
+#pragma once
+
+// A language model: tokens and a cache in, logits out.
+//
+// Threads: the thread that owns MLX's work. A Model is not changed by use; several ModelCaches may be used with one.
+
+#include <mlx/array.h>
+
+#include <memory>
+#include <span>
+
+#include "memoir/base/types.h"
+#include "memoir/cache/cache.h"
+#include "memoir/model/config.h"
+#include "memoir/model/weights.h"
+
+namespace memoir::model {
+
+/// Which rows of logits a forward pass computes.
+enum class LogitRows {
+  kAll,   // one for every token
+  kLast,  // the last token's alone: what generation needs, and much cheaper after a long prompt
+};
+
+class Model {
+ public:
+  explicit Model(ModelConfig config) : config_(std::move(config)) {}
+  virtual ~Model() = default;
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  const ModelConfig& config() const { return config_; }
+
+  /// The most tokens a cache may hold: config().max_position, or kUnlimitedContext where the model states none.
+  int context() const { return config_.max_position > 0 ? config_.max_position : kUnlimitedContext; }
+  static constexpr int kUnlimitedContext = 1 << 30;
+
+  /// An empty cache with a layer for each of the model's.
+  virtual cache::ModelCache make_cache() const = 0;
+
+  /// Runs T tokens at the positions that follow the cache's offset, and moves the offset by T.
+  /// Returns logits [1, T or 1, V] in the activations' type. Lazy.
+  /// Throws std::invalid_argument if there are no tokens, one is outside the vocabulary, or they pass the context().
+  /// On a throw the cache is as before.
+  mlx::core::array forward(std::span<const TokenId> tokens, cache::ModelCache& cache, LogitRows rows) const;
+
+  /// Bytes of the weights.
+  virtual std::size_t size_bytes() const = 0;
+
+ protected:
+  /// ids: [1, T] int32, checked. Returns [1, T or 1, V].
+  virtual mlx::core::array logits(const mlx::core::array& ids, cache::ModelCache& cache, LogitRows rows) const = 0;
+
+ private:
+  ModelConfig config_;
+};
+
+/// The model of config.model_type with these weights. Every tensor is read and evaluated.
+/// Throws UnsupportedError for an architecture that memoir does not have, FormatError for a tensor that is missing,
+/// extra, misshapen or mistyped.
+std::unique_ptr<Model> make_model(const ModelConfig& config, Weights& weights);
+
+}  // namespace memoir::model

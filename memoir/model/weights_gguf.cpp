@@ -1,0 +1,221 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "memoir/base/error.h"
+#include "memoir/base/gguf_blocks.h"
+#include "memoir/base/half.h"
+#include "memoir/kernels/shape.h"
+#include "memoir/model/tensor_array.h"
+#include "memoir/model/weights.h"
+
+namespace mx = mlx::core;
+
+namespace memoir::model {
+namespace {
+
+// GGUF's names and Hugging Face's, of whole tensors and of those inside "blk.<i>." / "model.layers.<i>.".
+constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kTopNames = {{
+    {"token_embd", "model.embed_tokens"},
+    {"output_norm", "model.norm"},
+    {"output", "lm_head"},
+}};
+constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kBlockNames = {{
+    {"attn_norm", "input_layernorm"},
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"},
+    {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},
+    {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+}};
+
+template <std::size_t N>
+std::string_view translated(const std::array<std::pair<std::string_view, std::string_view>, N>& names,
+                            std::string_view name) {
+  for (const auto& [gguf, hugging_face] : names) {
+    if (gguf == name) return hugging_face;
+  }
+  return {};
+}
+
+// "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight". A name that is not known stays, and then counts
+// as a tensor that the model does not have.
+std::string hugging_face_name(const std::string& gguf_name) {
+  const std::size_t suffix_at = gguf_name.rfind('.');
+  if (suffix_at == std::string::npos) return gguf_name;
+  const std::string suffix = gguf_name.substr(suffix_at);
+  const std::string module = gguf_name.substr(0, suffix_at);
+  if (const std::string_view top = translated(kTopNames, module); !top.empty()) return std::string(top) + suffix;
+  constexpr std::string_view kBlock = "blk.";
+  const std::size_t dot = module.find('.', kBlock.size());
+  if (!module.starts_with(kBlock) || dot == std::string::npos) return gguf_name;
+  const std::string_view inner = translated(kBlockNames, std::string_view(module).substr(dot + 1));
+  if (inner.empty()) return gguf_name;
+  return "model.layers." + module.substr(kBlock.size(), dot - kBlock.size()) + "." + std::string(inner) + suffix;
+}
+
+// Row j * (D/2) + i of each head lies at row 2i + j in the file (j = 0, 1): the converter's interleaving for a rotary
+// kernel that turns neighbours.
+void deinterleave_heads(std::span<std::byte> bytes, std::size_t n_rows, std::size_t n_heads) {
+  const std::size_t row_bytes = bytes.size() / n_rows;
+  const std::size_t head_rows = n_rows / n_heads;
+  const std::size_t half = head_rows / 2;
+  std::vector<std::byte> head(head_rows * row_bytes);
+  for (std::size_t h = 0; h < n_heads; ++h) {
+    std::byte* begin = bytes.data() + h * head.size();
+    std::memcpy(head.data(), begin, head.size());
+    for (std::size_t row = 0; row < head_rows; ++row) {
+      const std::size_t source = 2 * (row % half) + row / half;
+      std::memcpy(begin + row * row_bytes, head.data() + source * row_bytes, row_bytes);
+    }
+  }
+}
+
+std::optional<mx::Dtype> dense_dtype(GgufType type) {
+  switch (type) {
+    case GgufType::kF32:
+      return mx::float32;
+    case GgufType::kF16:
+      return mx::float16;
+    case GgufType::kBF16:
+      return mx::bfloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
+class GgufWeights : public Weights {
+ public:
+  GgufWeights(GgufFile file, const ModelConfig& config)
+      : Weights(file.path()), file_(std::move(file)), n_heads_(config.n_heads), n_kv_heads_(config.n_kv_heads) {
+    for (const GgufTensor& tensor : file_.tensors()) {
+      const std::string name = hugging_face_name(tensor.name);
+      tensors_[name] = &tensor;
+      offer(name);
+    }
+  }
+
+  std::vector<std::string> notes() const override {
+    std::vector<std::string> notes;
+    for (const auto& [type, n_tensors] : converted_) {
+      notes.push_back(std::to_string(n_tensors) + " tensors of type " + gguf_type_name(type) + " became float16");
+    }
+    return notes;
+  }
+
+ protected:
+  kernels::Weight read_matrix(const std::string& module, int rows, int columns) override {
+    const GgufTensor& tensor = checked(module + ".weight", {rows, columns});
+    const auto n_rows = static_cast<std::size_t>(rows);
+    const std::size_t n_heads = interleaved_heads(module);
+    if (affine_bits(tensor.type)) {
+      if (std::optional<kernels::Weight> weight = read_affine(tensor, n_heads)) return *weight;
+    }
+    mx::array dense = read_dense(tensor);
+    if (n_heads > 0) deinterleave_heads({dense.data<std::byte>(), dense.nbytes()}, n_rows, n_heads);
+    return {dense, std::nullopt};
+  }
+
+  mx::array read_vector(const std::string& name, int size) override {
+    const GgufTensor& tensor = checked(name, {size});
+    mx::array dense = read_dense(tensor);
+    const std::size_t n_heads = interleaved_heads(name.substr(0, name.rfind('.')));
+    if (n_heads > 0) {
+      deinterleave_heads({dense.data<std::byte>(), dense.nbytes()}, static_cast<std::size_t>(size), n_heads);
+    }
+    return dense;
+  }
+
+ private:
+  std::size_t interleaved_heads(const std::string& module) const {
+    if (module.ends_with(".self_attn.q_proj")) return static_cast<std::size_t>(n_heads_);
+    if (module.ends_with(".self_attn.k_proj")) return static_cast<std::size_t>(n_kv_heads_);
+    return 0;
+  }
+
+  const GgufTensor& checked(const std::string& name, const std::vector<std::int64_t>& shape) const {
+    const GgufTensor& tensor = *tensors_.at(name);
+    if (tensor.shape != shape) {
+      throw FormatError(path_, tensor.name,
+                        "has shape " + kernels::shape_text(tensor.shape) + ", expected " + kernels::shape_text(shape));
+    }
+    return tensor;
+  }
+
+  std::vector<std::byte> read_blocks(const GgufTensor& tensor) const {
+    std::vector<std::byte> bytes(tensor.size_bytes);
+    file_.read(tensor, bytes);
+    return bytes;
+  }
+
+  static mx::Shape array_shape(const GgufTensor& tensor) { return {tensor.shape.begin(), tensor.shape.end()}; }
+
+  // nullopt if a scale does not fit float16.
+  std::optional<kernels::Weight> read_affine(const GgufTensor& tensor, std::size_t n_heads) const {
+    const int bits = *affine_bits(tensor.type);
+    const int rows = static_cast<int>(tensor.shape[0]);
+    const int n_groups = static_cast<int>(tensor.shape[1] / kAffineGroup);
+    const auto nothing = [](std::span<std::byte>) {};
+    mx::array words = filled_array({rows, n_groups * bits}, mx::uint32, nothing);
+    mx::array scales = filled_array({rows, n_groups}, mx::float16, nothing);
+    mx::array biases = filled_array({rows, n_groups}, mx::float16, nothing);
+    const AffineRows out{elements<std::uint32_t>(words), elements<std::uint16_t>(scales),
+                         elements<std::uint16_t>(biases)};
+    if (!unpack_affine(tensor.type, read_blocks(tensor), out)) return std::nullopt;
+    if (n_heads > 0) {
+      for (mx::array* part : {&words, &scales, &biases}) {
+        deinterleave_heads({part->data<std::byte>(), part->nbytes()}, static_cast<std::size_t>(rows), n_heads);
+      }
+    }
+    return kernels::Weight{words, kernels::Quantization{scales, biases, static_cast<int>(kAffineGroup), bits}};
+  }
+
+  mx::array read_dense(const GgufTensor& tensor) {
+    if (const std::optional<mx::Dtype> dtype = dense_dtype(tensor.type)) {
+      return filled_array(array_shape(tensor), *dtype, [&](std::span<std::byte> out) { file_.read(tensor, out); });
+    }
+    if (!can_dequantize(tensor.type)) {
+      throw UnsupportedError(path_, tensor.name, "type " + gguf_type_name(tensor.type) + " can't be read as weights");
+    }
+    ++converted_[tensor.type];
+    mx::array halves = filled_array(array_shape(tensor), mx::float16, [](std::span<std::byte>) {});
+    convert(tensor, elements<std::uint16_t>(halves));
+    return halves;
+  }
+
+  // Row by row, so that the float32 values in between need little memory.
+  void convert(const GgufTensor& tensor, std::span<std::uint16_t> out) const {
+    const std::vector<std::byte> blocks = read_blocks(tensor);
+    const auto n_columns = static_cast<std::size_t>(tensor.shape.back());
+    const std::size_t n_rows = out.size() / n_columns;
+    const std::size_t row_bytes = blocks.size() / n_rows;
+    std::vector<float> row(n_columns);
+    for (std::size_t r = 0; r < n_rows; ++r) {
+      dequantize_blocks(tensor.type, std::span(blocks).subspan(r * row_bytes, row_bytes), row);
+      std::transform(row.begin(), row.end(), out.begin() + static_cast<std::ptrdiff_t>(r * n_columns),
+                     float_to_float16);
+    }
+  }
+
+  GgufFile file_;
+  int n_heads_;
+  int n_kv_heads_;
+  std::map<std::string, const GgufTensor*> tensors_;  // by Hugging Face name; point into file_
+  std::map<GgufType, int> converted_;                 // tensors that became float16
+};
+
+}  // namespace
+
+std::unique_ptr<Weights> open_gguf_weights(GgufFile file, const ModelConfig& config) {
+  return std::make_unique<GgufWeights>(std::move(file), config);
+}
+
+}  // namespace memoir::model

@@ -1,0 +1,286 @@
+// GGUF weights of every type against a Hugging Face directory with the same values. The values come from
+// dequantize_blocks, which gguf_blocks_test holds to the gguf package; the rows of query and key heads are interleaved
+// here as llama.cpp's converter does it (LlamaModel.permute).
+
+#include <gtest/gtest.h>
+#include <mlx/mlx.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "memoir/base/error.h"
+#include "memoir/base/gguf_blocks.h"
+#include "memoir/base/half.h"
+#include "memoir/engine/session.h"
+#include "memoir/model/load.h"
+#include "memoir/model/model.h"
+#include "tests/gguf_builder.h"
+#include "tests/model_files.h"
+
+namespace mx = mlx::core;
+
+namespace memoir {
+namespace {
+
+constexpr int kHidden = 256;
+constexpr int kIntermediate = 512;
+constexpr int kHeads = 4;
+constexpr int kKvHeads = 2;
+constexpr int kHeadDim = 64;
+constexpr int kVocab = 32;
+constexpr int kLayers = 2;
+
+struct BlockSize {
+  std::size_t n_values;
+  std::size_t n_bytes;
+};
+
+// Sizes as in ggml-common.h.
+const std::map<GgufType, BlockSize> kBlocks = {
+    {GgufType::kF32, {1, 4}},      {GgufType::kF16, {1, 2}},      {GgufType::kBF16, {1, 2}},
+    {GgufType::kQ4_0, {32, 18}},   {GgufType::kQ4_1, {32, 20}},   {GgufType::kQ5_0, {32, 22}},
+    {GgufType::kQ5_1, {32, 24}},   {GgufType::kQ8_0, {32, 34}},   {GgufType::kQ2_K, {256, 84}},
+    {GgufType::kQ3_K, {256, 110}}, {GgufType::kQ4_K, {256, 144}}, {GgufType::kQ5_K, {256, 176}},
+    {GgufType::kQ6_K, {256, 210}},
+};
+
+// Where the float16 fields of a block lie; the rest may be any bytes.
+std::vector<std::size_t> half_fields(GgufType type) {
+  switch (type) {
+    case GgufType::kQ4_0:
+    case GgufType::kQ5_0:
+    case GgufType::kQ8_0:
+      return {0};
+    case GgufType::kQ4_1:
+    case GgufType::kQ5_1:
+    case GgufType::kQ4_K:
+    case GgufType::kQ5_K:
+      return {0, 2};
+    case GgufType::kQ2_K:
+      return {80, 82};
+    case GgufType::kQ3_K:
+      return {108};
+    case GgufType::kQ6_K:
+      return {208};
+    default:
+      return {};
+  }
+}
+
+// Random codes with scales that keep values of a size a network can use.
+std::vector<std::byte> random_blocks(GgufType type, std::size_t n_values, std::mt19937& random) {
+  const BlockSize size = kBlocks.at(type);
+  std::vector<std::byte> bytes(n_values / size.n_values * size.n_bytes);
+  const auto small = [&](float scale) { return (static_cast<float>(random() % 2001) / 1000.0F - 1.0F) * scale; };
+  if (size.n_values == 1) {
+    for (std::size_t i = 0; i < n_values; ++i) {
+      const float value = small(0.1F);
+      const std::uint16_t half = type == GgufType::kF16 ? float_to_float16(value) : float_to_bfloat16(value);
+      std::memcpy(bytes.data() + i * size.n_bytes, type == GgufType::kF32 ? static_cast<const void*>(&value) : &half,
+                  size.n_bytes);
+    }
+    return bytes;
+  }
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() & 0xFFU);
+  for (std::size_t at = 0; at < bytes.size(); at += size.n_bytes) {
+    for (const std::size_t field : half_fields(type)) {
+      const std::uint16_t half = float_to_float16(small(size.n_values == 256 ? 2e-4F : 4e-3F));
+      std::memcpy(bytes.data() + at + field, &half, 2);
+    }
+  }
+  return bytes;
+}
+
+// The converter's order: row 2i + j of a head is row j * (D / 2) + i of Hugging Face's.
+mx::array interleaved_to_hugging_face(const mx::array& rows, int n_heads) {
+  const int width = rows.shape(1);
+  return mx::reshape(mx::swapaxes(mx::reshape(rows, {n_heads, kHeadDim / 2, 2, width}), 1, 2), {-1, width});
+}
+
+/// The same weights as a GGUF file and as a directory.
+class TwinModels {
+ public:
+  TwinModels(const test::TemporaryFolder& folder, GgufType type, bool is_tied, bool has_rope_freqs)
+      : gguf_(folder.path() / "model.gguf"), directory_(folder.path() / "twin"), random_(static_cast<unsigned>(type)) {
+    test::fs::create_directory(directory_);
+    add_metadata(is_tied, has_rope_freqs);
+    matrix("token_embd", "model.embed_tokens", type, kVocab, kHidden);
+    vector("output_norm", "model.norm", kHidden);
+    if (!is_tied) matrix("output", "lm_head", type, kVocab, kHidden);
+    if (has_rope_freqs) add_rope_freqs();
+    for (int i = 0; i < kLayers; ++i) add_layer(i, type);
+    write();
+  }
+
+  GgufFile open_gguf() const { return GgufFile::open(gguf_); }
+  const test::fs::path& directory() const { return directory_; }
+
+ private:
+  void add_metadata(bool is_tied, bool has_rope_freqs) {
+    builder_.string("general.architecture", "llama")
+        .integer("llama.block_count", kLayers)
+        .integer("llama.embedding_length", kHidden)
+        .integer("llama.feed_forward_length", kIntermediate)
+        .integer("llama.attention.head_count", kHeads)
+        .integer("llama.attention.head_count_kv", kKvHeads)
+        .integer("llama.context_length", 128)
+        .integer("llama.vocab_size", kVocab)
+        .number("llama.rope.freq_base", 10000)
+        .number("llama.attention.layer_norm_rms_epsilon", 1e-5F);
+    nlohmann::json config = {{"model_type", "llama"},          {"num_hidden_layers", kLayers},
+                             {"hidden_size", kHidden},         {"intermediate_size", kIntermediate},
+                             {"num_attention_heads", kHeads},  {"num_key_value_heads", kKvHeads},
+                             {"max_position_embeddings", 128}, {"vocab_size", kVocab},
+                             {"rope_theta", 10000.0},          {"rms_norm_eps", 1e-5},
+                             {"tie_word_embeddings", is_tied}, {"hidden_act", "silu"}};
+    if (has_rope_freqs) {
+      config["rope_scaling"] = {{"rope_type", "llama3"},
+                                {"factor", 8.0},
+                                {"low_freq_factor", 1.0},
+                                {"high_freq_factor", 4.0},
+                                {"original_max_position_embeddings", 64}};
+    }
+    test::write_file(directory_ / "config.json", config.dump());
+  }
+
+  void add_layer(int i, GgufType type) {
+    const std::string from = "blk." + std::to_string(i) + ".";
+    const std::string to = "model.layers." + std::to_string(i) + ".";
+    vector(from + "attn_norm", to + "input_layernorm", kHidden);
+    matrix(from + "attn_q", to + "self_attn.q_proj", type, kHeads * kHeadDim, kHidden, kHeads);
+    matrix(from + "attn_k", to + "self_attn.k_proj", type, kKvHeads * kHeadDim, kHidden, kKvHeads);
+    matrix(from + "attn_v", to + "self_attn.v_proj", type, kKvHeads * kHeadDim, kHidden);
+    matrix(from + "attn_output", to + "self_attn.o_proj", type, kHidden, kHeads * kHeadDim);
+    vector(from + "ffn_norm", to + "post_attention_layernorm", kHidden);
+    matrix(from + "ffn_gate", to + "mlp.gate_proj", type, kIntermediate, kHidden);
+    matrix(from + "ffn_up", to + "mlp.up_proj", type, kIntermediate, kHidden);
+    matrix(from + "ffn_down", to + "mlp.down_proj", type, kHidden, kIntermediate);
+  }
+
+  // What llama.cpp's converter computes for rope type llama3 (LlamaModel.generate_extra_tensors).
+  void add_rope_freqs() {
+    std::vector<float> factors;
+    for (int i = 0; i < kHeadDim / 2; ++i) {
+      const double wavelength = 2 * 3.14159265358979323846 * std::pow(10000.0, 2.0 * i / kHeadDim);
+      const double low = 64.0 / 1.0;
+      const double high = 64.0 / 4.0;
+      const double smooth = (64.0 / wavelength - 1.0) / (4.0 - 1.0);
+      factors.push_back(static_cast<float>(wavelength < high  ? 1.0
+                                           : wavelength > low ? 8.0
+                                                              : 1.0 / ((1.0 - smooth) / 8.0 + smooth)));
+    }
+    std::vector<std::byte> bytes(factors.size() * 4);
+    std::memcpy(bytes.data(), factors.data(), bytes.size());
+    tensor("rope_freqs.weight", {factors.size()}, GgufType::kF32, bytes);
+  }
+
+  void tensor(const std::string& name, const std::vector<std::uint64_t>& dims, GgufType type,
+              const std::vector<std::byte>& bytes) {
+    builder_.tensor(name, dims, static_cast<std::uint32_t>(type), data_.size());
+    data_.insert(data_.end(), bytes.begin(), bytes.end());
+    data_.resize((data_.size() + 31) / 32 * 32);
+  }
+
+  void matrix(const std::string& from, const std::string& to, GgufType type, int rows, int columns, int n_heads = 0) {
+    const auto n_values = static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns);
+    const std::vector<std::byte> bytes = random_blocks(type, n_values, random_);
+    tensor(from + ".weight", {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows)}, type, bytes);
+    std::vector<float> values(n_values);
+    dequantize_blocks(type, bytes, values);
+    mx::array weight(values.data(), {rows, columns}, mx::float32);
+    if (n_heads > 0) weight = interleaved_to_hugging_face(weight, n_heads);
+    tensors_.insert_or_assign(to + ".weight", mx::contiguous(weight));
+  }
+
+  void vector(const std::string& from, const std::string& to, int size) {
+    std::vector<float> values;
+    for (int i = 0; i < size; ++i) values.push_back(0.5F + static_cast<float>(random_() % 1000) / 1000.0F);
+    std::vector<std::byte> bytes(values.size() * 4);
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    tensor(from + ".weight", {values.size()}, GgufType::kF32, bytes);
+    tensors_.insert_or_assign(to + ".weight", mx::array(values.data(), {size}, mx::float32));
+  }
+
+  void write() {
+    builder_.data_bytes = data_.size();
+    std::vector<std::byte> bytes = builder_.bytes();
+    std::copy(data_.begin(), data_.end(), bytes.end() - static_cast<std::ptrdiff_t>(data_.size()));
+    test::write_file(gguf_, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+    mx::save_safetensors((directory_ / "model.safetensors").string(), tensors_);
+  }
+
+  test::fs::path gguf_;
+  test::fs::path directory_;
+  std::mt19937 random_;
+  test::GgufBuilder builder_;
+  std::vector<std::byte> data_;
+  test::Tensors tensors_;
+};
+
+mx::array logits_of(const model::Model& model) {
+  engine::Session session(model);
+  return mx::astype(session.forward(std::vector<TokenId>{3, 1, 4, 1, 5, 9, 2, 6, 5, 31}, model::LogitRows::kAll),
+                    mx::float32);
+}
+
+struct Loaded {
+  std::unique_ptr<model::Model> model;
+  std::vector<std::string> notes;
+};
+
+Loaded load_gguf(GgufFile file) {
+  const model::ModelConfig config = model::config_from_gguf(file);
+  const auto weights = model::open_gguf_weights(std::move(file), config);
+  return {model::make_model(config, *weights), weights->notes()};
+}
+
+float largest_difference(const mx::array& a, const mx::array& b) {
+  return mx::max(mx::abs(mx::subtract(a, b))).item<float>();
+}
+
+class GgufModel : public testing::TestWithParam<GgufType> {};
+
+INSTANTIATE_TEST_SUITE_P(Types, GgufModel,
+                         testing::Values(GgufType::kF32, GgufType::kF16, GgufType::kBF16, GgufType::kQ4_0,
+                                         GgufType::kQ4_1, GgufType::kQ5_0, GgufType::kQ5_1, GgufType::kQ8_0,
+                                         GgufType::kQ2_K, GgufType::kQ3_K, GgufType::kQ4_K, GgufType::kQ5_K,
+                                         GgufType::kQ6_K),
+                         [](const auto& type) { return gguf_type_name(type.param); });
+
+TEST_P(GgufModel, LogitsAreThoseOfTheSameValuesInADirectory) {
+  const test::TemporaryFolder folder;
+  const TwinModels twins(folder, GetParam(), /* is_tied = */ false, /* has_rope_freqs = */ false);
+  const mx::array expected = logits_of(*model::load_model(twins.directory()).model);
+  const Loaded loaded = load_gguf(twins.open_gguf());
+  const mx::array actual = logits_of(*loaded.model);
+  // K-quants and Q5 become float16: a relative error of 5e-4 in each weight. The others are exact.
+  const bool is_converted = !loaded.notes.empty();
+  const float spread = mx::max(mx::abs(expected)).item<float>();
+  EXPECT_GT(spread, 0.05F);
+  EXPECT_LT(largest_difference(actual, expected), spread * (is_converted ? 5e-3F : 1e-5F));
+}
+
+TEST_P(GgufModel, ReportsTypesThatBecameFloat16AndKeepsTheOthers) {
+  const test::TemporaryFolder folder;
+  const TwinModels twins(folder, GetParam(), false, false);
+  const Loaded loaded = load_gguf(twins.open_gguf());
+  const std::set<GgufType> kept = {GgufType::kF32,  GgufType::kF16,  GgufType::kBF16,
+                                   GgufType::kQ4_0, GgufType::kQ4_1, GgufType::kQ8_0};
+  if (kept.contains(GetParam())) {
+    EXPECT_TRUE(loaded.notes.empty());
+  } else {
+    EXPECT_EQ(loaded.notes,
+              (std::vector<std::string>{"16 tensors of type " + gguf_type_name(GetParam()) + " became float16"}));
+  }
+}
+
+TEST(GgufLlama, TiedEmbeddingsAndRopeFactorsAreRead) {
+  const test::TemporaryFolder folder;
+  const TwinModels twins(folder, GgufType::kF32, /* is_tied = */ true, /* has_rope_freqs = */ true);
+  const mx::array expected = logits_of(*model::load_model(twins.directory()).model);
+  EXPECT_LT(largest_difference(logits_of(*load_gguf(twins.open_gguf()).model), expected), 1e-4F);
+}
+
+}  // namespace
+}  // namespace memoir

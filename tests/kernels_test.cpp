@@ -1,0 +1,313 @@
+// Each kernel against its formula in double precision.
+
+#include <gtest/gtest.h>
+#include <mlx/mlx.h>
+
+#include <cmath>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "memoir/kernels/activation.h"
+#include "memoir/kernels/attention.h"
+#include "memoir/kernels/device.h"
+#include "memoir/kernels/linear.h"
+#include "memoir/kernels/norm.h"
+#include "memoir/kernels/rope.h"
+
+namespace mx = mlx::core;
+
+namespace memoir::kernels {
+namespace {
+
+mx::array random_array(mx::Shape shape, unsigned seed) {
+  std::mt19937 random(seed);
+  std::size_t n_elements = 1;
+  for (const int n : shape) n_elements *= static_cast<std::size_t>(n);
+  std::vector<float> values(n_elements);
+  for (float& value : values) value = static_cast<float>(random() % 2001) / 1000.0F - 1.0F;
+  return mx::array(values.data(), std::move(shape), mx::float32);
+}
+
+std::vector<double> doubles(mx::array a) {
+  a = mx::contiguous(mx::astype(a, mx::float32));
+  mx::eval(a);
+  return {a.data<float>(), a.data<float>() + a.size()};
+}
+
+void expect_near(const mx::array& actual, const std::vector<double>& expected, double tolerance) {
+  const std::vector<double> values = doubles(actual);
+  ASSERT_EQ(values.size(), expected.size());
+  for (std::size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], expected[i], tolerance) << "element " << i;
+}
+
+// y[m][n] = sum_k x[m][k] w[n][k]
+std::vector<double> product(const std::vector<double>& x, const std::vector<double>& w, std::size_t n_columns) {
+  std::vector<double> y;
+  for (std::size_t m = 0; m < x.size() / n_columns; ++m) {
+    for (std::size_t n = 0; n < w.size() / n_columns; ++n) {
+      double sum = 0;
+      for (std::size_t k = 0; k < n_columns; ++k) sum += x[m * n_columns + k] * w[n * n_columns + k];
+      y.push_back(sum);
+    }
+  }
+  return y;
+}
+
+TEST(Linear, MultipliesByDenseWeightsOfEveryType) {
+  const mx::array x = random_array({1, 3, 64}, 1);
+  for (const mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
+    const Weight w{mx::astype(random_array({5, 64}, 2), dtype), std::nullopt};
+    const mx::array y = linear(x, w);
+    EXPECT_EQ(y.shape(), (mx::Shape{1, 3, 5}));
+    EXPECT_EQ(y.dtype(), mx::float32);
+    expect_near(y, product(doubles(x), doubles(w.data), 64), 1e-5);
+  }
+}
+
+TEST(Linear, AddsABias) {
+  const mx::array x = random_array({2, 32}, 1);
+  const Weight w{random_array({4, 32}, 2), std::nullopt};
+  const mx::array bias = random_array({4}, 3);
+  std::vector<double> expected = product(doubles(x), doubles(w.data), 32);
+  for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += doubles(bias)[i % 4];
+  expect_near(linear(x, w, bias), expected, 1e-5);
+}
+
+// The codes unpacked by hand: value = scale * code + bias.
+std::vector<double> dequantized(const Weight& w) {
+  const Quantization& q = *w.quantization;
+  mx::array words = w.data;
+  mx::eval(words);
+  const std::vector<double> scales = doubles(q.scales);
+  const std::vector<double> biases = doubles(q.biases);
+  const auto n_columns = static_cast<std::size_t>(w.columns());
+  const auto words_per_row = static_cast<std::size_t>(words.shape(1));
+  const auto bits = static_cast<std::size_t>(q.bits);
+  std::vector<double> values;
+  for (std::size_t row = 0; row < static_cast<std::size_t>(w.rows()); ++row) {
+    for (std::size_t k = 0; k < n_columns; ++k) {
+      std::uint32_t code = 0;
+      for (std::size_t bit = 0; bit < bits; ++bit) {
+        const std::size_t at = k * bits + bit;
+        const std::uint32_t word = words.data<std::uint32_t>()[row * words_per_row + at / 32];
+        code |= ((word >> (at % 32)) & 1U) << bit;
+      }
+      const std::size_t group = (row * n_columns + k) / static_cast<std::size_t>(q.group_size);
+      values.push_back(scales[group] * code + biases[group]);
+    }
+  }
+  return values;
+}
+
+Weight quantized_weight(int rows, int columns, int group_size, int bits, mx::Dtype dtype, unsigned seed) {
+  const std::vector<mx::array> parts = mx::quantize(random_array({rows, columns}, seed), group_size, bits);
+  return {parts[0], Quantization{mx::astype(parts[1], dtype), mx::astype(parts[2], dtype), group_size, bits}};
+}
+
+TEST(Linear, MultipliesByQuantizedWeightsOfEveryFormat) {
+  for (const int bits : {2, 3, 4, 5, 6, 8}) {
+    for (const int group_size : {32, 64, 128}) {
+      for (const mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
+        const Weight w = quantized_weight(6, 256, group_size, bits, dtype, 4);
+        ASSERT_EQ(w.columns(), 256);
+        for (const int n_rows : {1, 3}) {
+          SCOPED_TRACE(testing::Message() << bits << " bits, group " << group_size << ", " << n_rows << " rows");
+          const mx::array x = random_array({1, n_rows, 256}, 5);
+          expect_near(linear(x, w), product(doubles(x), dequantized(w), 256), 2e-4);
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, RefusesSizesThatDoNotFit) {
+  const Weight w{random_array({5, 64}, 2), std::nullopt};
+  EXPECT_THROW(linear(random_array({1, 63}, 1), w), std::invalid_argument);
+  EXPECT_THROW(linear(random_array({1, 64}, 1), w, random_array({4}, 3)), std::invalid_argument);
+}
+
+TEST(Embed, TakesRowsOfDenseAndQuantizedTables) {
+  const mx::array ids({2, 0, 2}, {1, 3}, mx::int32);
+  const Weight dense{random_array({4, 64}, 1), std::nullopt};
+  const Weight packed = quantized_weight(4, 64, 32, 4, mx::float16, 1);
+  for (const auto& [table, values] : {std::pair(dense, doubles(dense.data)), std::pair(packed, dequantized(packed))}) {
+    std::vector<double> expected;
+    for (const std::size_t id : {2U, 0U, 2U}) {
+      const auto row = values.begin() + static_cast<std::ptrdiff_t>(id * 64);
+      expected.insert(expected.end(), row, row + 64);
+    }
+    const mx::array rows = embed(ids, table, mx::float32);
+    EXPECT_EQ(rows.shape(), (mx::Shape{1, 3, 64}));
+    expect_near(rows, expected, 1e-6);
+  }
+}
+
+TEST(RmsNorm, DividesByTheRootOfTheMeanSquare) {
+  const mx::array x = random_array({2, 3, 48}, 1);
+  const mx::array weight = random_array({48}, 2);
+  const std::vector<double> xs = doubles(x);
+  const std::vector<double> ws = doubles(weight);
+  std::vector<double> expected;
+  for (std::size_t row = 0; row < 6; ++row) {
+    double sum = 0;
+    for (std::size_t i = 0; i < 48; ++i) sum += xs[row * 48 + i] * xs[row * 48 + i];
+    for (std::size_t i = 0; i < 48; ++i) expected.push_back(xs[row * 48 + i] / std::sqrt(sum / 48 + 1e-5) * ws[i]);
+  }
+  expect_near(rms_norm(x, weight, 1e-5F), expected, 1e-5);
+  EXPECT_THROW(rms_norm(x, random_array({47}, 2), 1e-5F), std::invalid_argument);
+}
+
+TEST(Swiglu, GatesBySiluOfTheFirst) {
+  const mx::array gate = mx::multiply(random_array({2, 50}, 1), mx::array(10.0F));
+  const mx::array up = random_array({2, 50}, 2);
+  std::vector<double> expected;
+  for (std::size_t i = 0; i < 100; ++i) {
+    const double z = doubles(gate)[i];
+    expected.push_back(z / (1 + std::exp(-z)) * doubles(up)[i]);
+  }
+  expect_near(swiglu(gate, up), expected, 1e-5);
+  EXPECT_THROW(swiglu(gate, random_array({2, 49}, 2)), std::invalid_argument);
+}
+
+std::vector<double> rotated(const mx::array& x, int n_dims, bool traditional, int offset,
+                            const std::function<double(int)>& period, double scale) {
+  std::vector<double> values = doubles(x);
+  const auto width = static_cast<std::size_t>(x.shape(3));
+  for (std::size_t row = 0; row < values.size() / width; ++row) {
+    const double position = (offset + static_cast<double>(row % static_cast<std::size_t>(x.shape(2)))) * scale;
+    for (int i = 0; i < n_dims / 2; ++i) {
+      const int first = traditional ? 2 * i : i;
+      const int second = traditional ? 2 * i + 1 : i + n_dims / 2;
+      double& a = values[row * width + static_cast<std::size_t>(first)];
+      double& b = values[row * width + static_cast<std::size_t>(second)];
+      const double angle = position / period(i);
+      const double turned = a * std::cos(angle) - b * std::sin(angle);
+      b = a * std::sin(angle) + b * std::cos(angle);
+      a = turned;
+    }
+  }
+  return values;
+}
+
+TEST(RopeKernel, TurnsPairsByPosition) {
+  const mx::array x = random_array({1, 2, 5, 16}, 1);
+  const auto period = [](int i) { return std::pow(10000.0, 2.0 * i / 16); };
+  for (const bool traditional : {false, true}) {
+    for (const int offset : {0, 7, 1000}) {
+      expect_near(rope(x, Rope{16, traditional, 10000}, offset), rotated(x, 16, traditional, offset, period, 1), 2e-4);
+    }
+  }
+}
+
+TEST(RopeKernel, TurnsOnlyTheLeadingDimensions) {
+  const mx::array x = random_array({1, 2, 5, 16}, 1);
+  const auto period = [](int i) { return std::pow(500.0, 2.0 * i / 8); };
+  expect_near(rope(x, Rope{8, false, 500}, 3), rotated(x, 8, false, 3, period, 1), 1e-5);
+}
+
+TEST(RopeKernel, TakesPeriodsAndScale) {
+  const mx::array x = random_array({1, 1, 4, 8}, 1);
+  const mx::array periods({1.0F, 3.0F, 50.0F, 700.0F});
+  const auto period = [](int i) { return std::vector<double>{1, 3, 50, 700}[static_cast<std::size_t>(i)]; };
+  expect_near(rope(x, Rope{8, false, 1, 1, periods}, 9), rotated(x, 8, false, 9, period, 1), 1e-5);
+  const auto plain = [](int i) { return std::pow(10000.0, 2.0 * i / 8); };
+  expect_near(rope(x, Rope{8, false, 10000, 0.25}, 9), rotated(x, 8, false, 9, plain, 0.25), 1e-5);
+}
+
+TEST(RopeKernel, RefusesSizesThatDoNotFit) {
+  const mx::array x = random_array({1, 2, 5, 16}, 1);
+  EXPECT_THROW(rope(x, Rope{17, false, 1e4}, 0), std::invalid_argument);
+  EXPECT_THROW(rope(x, Rope{18, false, 1e4}, 0), std::invalid_argument);
+  EXPECT_THROW(rope(x, Rope{16, false, 1e4}, -1), std::invalid_argument);
+  EXPECT_THROW(rope(random_array({5, 16}, 1), Rope{16, false, 1e4}, 0), std::invalid_argument);
+}
+
+struct AttentionCase {
+  int n_heads, n_kv_heads, n_queries, n_rows;
+  std::optional<int> window;
+};
+
+std::vector<double> naive_attention(const AttentionCase& c, const std::vector<double>& q, const std::vector<double>& k,
+                                    const std::vector<double>& v, int key_width, int value_width, double scale) {
+  std::vector<double> out;
+  for (int head = 0; head < c.n_heads; ++head) {
+    const int kv_head = head / (c.n_heads / c.n_kv_heads);
+    for (int t = 0; t < c.n_queries; ++t) {
+      const int position = c.n_rows - c.n_queries + t;
+      std::vector<double> weights(static_cast<std::size_t>(c.n_rows), 0.0);
+      double sum = 0;
+      for (int s = 0; s <= position; ++s) {
+        if (c.window && position - s >= *c.window) continue;
+        double score = 0;
+        for (int i = 0; i < key_width; ++i) {
+          score += q[static_cast<std::size_t>((head * c.n_queries + t) * key_width + i)] *
+                   k[static_cast<std::size_t>((kv_head * c.n_rows + s) * key_width + i)];
+        }
+        sum += weights[static_cast<std::size_t>(s)] = std::exp(score * scale);
+      }
+      for (int i = 0; i < value_width; ++i) {
+        double value = 0;
+        for (int s = 0; s < c.n_rows; ++s) {
+          value += weights[static_cast<std::size_t>(s)] / sum *
+                   v[static_cast<std::size_t>((kv_head * c.n_rows + s) * value_width + i)];
+        }
+        out.push_back(value);
+      }
+    }
+  }
+  return out;
+}
+
+TEST(AttentionKernel, IsCausalWindowedAndSharesKeyHeads) {
+  const std::vector<AttentionCase> cases = {
+      {2, 2, 5, 5, {}}, {4, 2, 1, 9, {}}, {6, 2, 3, 9, {}}, {3, 1, 7, 7, 3},  {4, 2, 1, 9, 4},
+      {4, 4, 4, 20, 8}, {2, 1, 6, 6, 1},  {2, 2, 5, 5, 5},  {1, 1, 1, 1, {}}, {2, 2, 5, 5, 100},
+  };
+  for (const AttentionCase& c : cases) {
+    SCOPED_TRACE(testing::Message() << c.n_heads << "/" << c.n_kv_heads << " heads, " << c.n_queries << " of "
+                                    << c.n_rows << " rows, window " << c.window.value_or(0));
+    const mx::array q = random_array({1, c.n_heads, c.n_queries, 16}, 1);
+    const mx::array k = random_array({1, c.n_kv_heads, c.n_rows, 16}, 2);
+    const mx::array v = random_array({1, c.n_kv_heads, c.n_rows, 12}, 3);
+    const mx::array y = attention(q, k, v, {.scale = 0.25F, .window = c.window});
+    EXPECT_EQ(y.shape(), (mx::Shape{1, c.n_heads, c.n_queries, 12}));
+    expect_near(y, naive_attention(c, doubles(q), doubles(k), doubles(v), 16, 12, 0.25), 1e-5);
+  }
+}
+
+TEST(AttentionKernel, RefusesShapesThatDoNotFit) {
+  const auto refuses = [](mx::Shape q, mx::Shape k, mx::Shape v, std::optional<int> window = std::nullopt) {
+    EXPECT_THROW(attention(random_array(std::move(q), 1), random_array(std::move(k), 2), random_array(std::move(v), 3),
+                           {.scale = 1, .window = window}),
+                 std::invalid_argument);
+  };
+  refuses({1, 3, 2, 8}, {1, 2, 4, 8}, {1, 2, 4, 8});
+  refuses({1, 2, 2, 8}, {1, 2, 4, 7}, {1, 2, 4, 8});
+  refuses({1, 2, 5, 8}, {1, 2, 4, 8}, {1, 2, 4, 8});
+  refuses({2, 2, 2, 8}, {1, 2, 4, 8}, {1, 2, 4, 8});
+  refuses({1, 2, 2, 8}, {1, 2, 4, 8}, {1, 2, 3, 8});
+  refuses({2, 2, 8}, {2, 4, 8}, {2, 4, 8});
+  refuses({1, 2, 2, 8}, {1, 2, 4, 8}, {1, 2, 4, 8}, 0);
+}
+
+TEST(Device, CountsAtLeastOneCoreAndTakesAThreadCount) {
+  EXPECT_TRUE(on_cpu());
+  EXPECT_EQ(activation_dtype(mx::float16), mx::float32);
+  EXPECT_GE(cpu_threads(), 1);
+  EXPECT_THROW(set_cpu_threads(0), std::invalid_argument);
+  const int before = cpu_threads();
+  set_cpu_threads(1);
+  EXPECT_EQ(cpu_threads(), 1);
+  set_cpu_threads(before);
+}
+
+class OnCpu : public testing::Environment {
+ public:
+  void SetUp() override { mx::set_default_device(mx::Device::cpu); }
+};
+
+const auto* const kOnCpu = testing::AddGlobalTestEnvironment(new OnCpu);
+
+}  // namespace
+}  // namespace memoir::kernels

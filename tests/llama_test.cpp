@@ -1,0 +1,304 @@
+// The Llama family against transformers: logits and greedy tokens of tiny models in float32 (tests/data/README.md).
+
+#include <gtest/gtest.h>
+#include <mlx/mlx.h>
+
+#include "memoir/base/error.h"
+#include "memoir/engine/generate.h"
+#include "memoir/engine/session.h"
+#include "memoir/model/load.h"
+#include "tests/model_files.h"
+
+namespace mx = mlx::core;
+
+namespace memoir {
+namespace {
+
+using test::copied_model;
+using test::edit_config;
+using test::edit_tensors;
+using test::TemporaryFolder;
+using test::Tensors;
+
+// Float32 implementations agree to 3e-4; a wrong configuration value moves the logits by 0.3 or more.
+constexpr float kTolerance = 2e-3F;
+
+std::vector<TokenId> tokens_of(mx::array a) {
+  a = mx::contiguous(mx::astype(a, mx::int32));
+  mx::eval(a);
+  return {a.data<std::int32_t>(), a.data<std::int32_t>() + a.size()};
+}
+
+Tensors expected_of(const std::string& name) {
+  return mx::load_safetensors((test::data(name) / "expected.safetensors").string()).first;
+}
+
+float max_difference(const mx::array& a, const mx::array& b) {
+  return mx::max(mx::abs(mx::subtract(a, b))).item<float>();
+}
+
+// Logits [T, V] of the tokens, given in chunks.
+mx::array logits_in_chunks(const model::Model& model, std::span<const TokenId> tokens, std::size_t n_chunk) {
+  engine::Session session(model);
+  std::vector<mx::array> parts;
+  for (std::size_t begin = 0; begin < tokens.size(); begin += n_chunk) {
+    const auto chunk = tokens.subspan(begin, std::min(n_chunk, tokens.size() - begin));
+    parts.push_back(mx::squeeze(session.forward(chunk, model::LogitRows::kAll), 0));
+    mx::eval(parts.back());
+  }
+  return mx::concatenate(parts, 0);
+}
+
+struct Golden {
+  std::string name;
+  std::string config;
+};
+
+class LlamaGolden : public testing::TestWithParam<Golden> {};
+
+INSTANTIATE_TEST_SUITE_P(Spellings, LlamaGolden,
+                         testing::Values(Golden{"llama", "config.json"}, Golden{"llama", "config.alt.json"},
+                                         Golden{"mistral", "config.json"}, Golden{"mistral", "config.alt.json"}),
+                         [](const auto& golden) {
+                           return golden.param.name + (golden.param.config == "config.json" ? "Flat" : "Nested");
+                         });
+
+TEST_P(LlamaGolden, LogitsOfThePromptAgreeInChunksOfAnySize) {
+  const TemporaryFolder folder;
+  const model::LoadedModel loaded = model::load_model(copied_model(folder, GetParam().name, GetParam().config));
+  const Tensors expected = expected_of(GetParam().name);
+  const std::vector<TokenId> prompt = tokens_of(expected.at("prompt"));
+  for (const std::size_t n_chunk : {prompt.size(), std::size_t{1}, std::size_t{7}}) {
+    const mx::array logits = logits_in_chunks(*loaded.model, prompt, n_chunk);
+    ASSERT_EQ(logits.shape(), expected.at("logits").shape());
+    EXPECT_LT(max_difference(logits, expected.at("logits")), kTolerance) << "chunks of " << n_chunk;
+  }
+}
+
+TEST_P(LlamaGolden, GreedyTokensAndTheirLogitsAgree) {
+  const TemporaryFolder folder;
+  const model::LoadedModel loaded = model::load_model(copied_model(folder, GetParam().name, GetParam().config));
+  const Tensors expected = expected_of(GetParam().name);
+  std::vector<TokenId> tokens = tokens_of(expected.at("prompt"));
+  const std::vector<TokenId> greedy = tokens_of(expected.at("greedy"));
+  engine::Session session(*loaded.model);
+  engine::GenerateOptions options;
+  options.max_tokens = static_cast<int>(greedy.size());
+  options.prefill_chunk = 16;
+  EXPECT_EQ(engine::generate(session, tokens, options, nullptr).tokens, greedy);
+
+  const auto n_prompt = static_cast<int>(tokens.size());
+  tokens.insert(tokens.end(), greedy.begin(), greedy.end() - 1);
+  const mx::array logits = logits_in_chunks(*loaded.model, tokens, tokens.size());
+  const mx::array last_rows = mx::slice(logits, {n_prompt - 1, 0}, {logits.shape(0), logits.shape(1)});
+  EXPECT_LT(max_difference(last_rows, expected.at("greedy_logits")), kTolerance);
+}
+
+TEST_P(LlamaGolden, LastRowAloneIsTheLastOfAllRows) {
+  const TemporaryFolder folder;
+  const model::LoadedModel loaded = model::load_model(copied_model(folder, GetParam().name, GetParam().config));
+  const Tensors expected = expected_of(GetParam().name);
+  const std::vector<TokenId> prompt = tokens_of(expected.at("prompt"));
+  engine::Session session(*loaded.model);
+  const mx::array last = session.forward(prompt, model::LogitRows::kLast);
+  ASSERT_EQ(last.shape(1), 1);
+  const mx::array row = mx::take(expected.at("logits"), static_cast<int>(prompt.size()) - 1, 0);
+  EXPECT_LT(max_difference(mx::flatten(last), row), kTolerance);
+}
+
+// MLX's own quantization of the same model: the expected logits are those of the dequantized weights.
+TEST(Llama, QuantizedWeightsGiveTheLogitsOfTheirDequantizedValues) {
+  for (const int bits : {4, 8}) {
+    const TemporaryFolder quantized_folder;
+    const TemporaryFolder dense_folder;
+    const test::fs::path quantized = copied_model(quantized_folder, "llama");
+    const test::fs::path dense = copied_model(dense_folder, "llama");
+    // Groups of 16 would be needed for 48 columns: widths of 48 and 80 stay dense, those of 64 (o_proj) are packed.
+    const std::string module = "model.layers.1.self_attn.o_proj";
+    edit_tensors(quantized, [&](Tensors& tensors) {
+      const std::vector<mx::array> parts = mx::quantize(tensors.at(module + ".weight"), 32, bits);
+      tensors.insert_or_assign(module + ".weight", parts[0]);
+      tensors.insert_or_assign(module + ".scales", parts[1]);
+      tensors.insert_or_assign(module + ".biases", parts[2]);
+    });
+    edit_tensors(dense, [&](Tensors& tensors) {
+      const std::vector<mx::array> parts = mx::quantize(tensors.at(module + ".weight"), 32, bits);
+      tensors.insert_or_assign(module + ".weight", mx::dequantize(parts[0], parts[1], parts[2], 32, bits));
+    });
+    // The module's own format wins over the model's.
+    edit_config(quantized, [&](nlohmann::json& config) {
+      config["quantization"] = {{"group_size", 64}, {"bits", 2}, {module, {{"group_size", 32}, {"bits", bits}}}};
+    });
+    const std::vector<TokenId> prompt = tokens_of(expected_of("llama").at("prompt"));
+    const mx::array a = logits_in_chunks(*model::load_model(quantized).model, prompt, prompt.size());
+    const mx::array b = logits_in_chunks(*model::load_model(dense).model, prompt, prompt.size());
+    EXPECT_LT(max_difference(a, b), kTolerance) << bits << " bits";
+  }
+}
+
+TEST(Llama, HalfPrecisionWeightsWork) {
+  for (const mx::Dtype dtype : {mx::float16, mx::bfloat16}) {
+    const TemporaryFolder folder;
+    const test::fs::path path = copied_model(folder, "llama");
+    edit_tensors(path, [&](Tensors& tensors) {
+      for (auto& [name, tensor] : tensors) tensor = mx::astype(tensor, dtype);
+    });
+    const Tensors expected = expected_of("llama");
+    const std::vector<TokenId> prompt = tokens_of(expected.at("prompt"));
+    const mx::array logits = logits_in_chunks(*model::load_model(path).model, prompt, prompt.size());
+    // Rounding weights to 8 bits of mantissa moves logits (deviation 3.1) by some tenths at most.
+    EXPECT_LT(max_difference(logits, expected.at("logits")), dtype == mx::float16 ? 0.1F : 0.8F);
+  }
+}
+
+TEST(Llama, ShardsOfAnIndexAreOneModel) {
+  const TemporaryFolder folder;
+  const test::fs::path path = copied_model(folder, "llama");
+  nlohmann::json weight_map;
+  Tensors shards[2];
+  int n_tensors = 0;
+  for (auto& [name, tensor] : mx::load_safetensors((path / "model.safetensors").string()).first) {
+    mx::eval(tensor);
+    const int shard = n_tensors++ % 2;
+    shards[shard].insert_or_assign(name, tensor);
+    weight_map[name] = "model-0000" + std::to_string(shard + 1) + "-of-00002.safetensors";
+  }
+  for (int shard = 0; shard < 2; ++shard) {
+    mx::save_safetensors((path / ("model-0000" + std::to_string(shard + 1) + "-of-00002.safetensors")).string(),
+                         shards[shard]);
+  }
+  test::fs::remove(path / "model.safetensors");
+  test::write_file(path / "model.safetensors.index.json", nlohmann::json{{"weight_map", weight_map}}.dump());
+  const Tensors expected = expected_of("llama");
+  const std::vector<TokenId> prompt = tokens_of(expected.at("prompt"));
+  const mx::array logits = logits_in_chunks(*model::load_model(path).model, prompt, prompt.size());
+  EXPECT_LT(max_difference(logits, expected.at("logits")), kTolerance);
+}
+
+// The message of the error that loading the model gives.
+std::string load_error(const test::fs::path& path) {
+  try {
+    model::load_model(path);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+#define EXPECT_MENTIONS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+TEST(LlamaFiles, AMissingTensorIsNamed) {
+  const TemporaryFolder folder;
+  const test::fs::path path = copied_model(folder, "llama");
+  edit_tensors(path, [](Tensors& tensors) { tensors.erase("model.layers.2.mlp.up_proj.weight"); });
+  EXPECT_MENTIONS(load_error(path), "model.layers.2.mlp.up_proj.weight: missing");
+}
+
+TEST(LlamaFiles, AnExtraTensorIsNamed) {
+  const TemporaryFolder folder;
+  const test::fs::path path = copied_model(folder, "llama");
+  edit_tensors(path, [](Tensors& tensors) {
+    tensors.insert_or_assign("model.layers.0.self_attn.q_proj.bias", mx::zeros({64}));
+  });
+  EXPECT_MENTIONS(load_error(path), "1 tensors that this model does not have: model.layers.0.self_attn.q_proj.bias");
+}
+
+TEST(LlamaFiles, AMisshapenTensorIsNamedWithBothShapes) {
+  const TemporaryFolder folder;
+  const test::fs::path path = copied_model(folder, "llama");
+  edit_tensors(path, [](Tensors& tensors) { tensors.insert_or_assign("model.norm.weight", mx::zeros({47})); });
+  EXPECT_MENTIONS(load_error(path), "model.norm.weight: has shape (47), expected (48)");
+}
+
+TEST(LlamaFiles, AMistypedTensorIsNamed) {
+  const TemporaryFolder folder;
+  const test::fs::path path = copied_model(folder, "llama");
+  edit_tensors(path,
+               [](Tensors& tensors) { tensors.insert_or_assign("model.norm.weight", mx::zeros({48}, mx::int32)); });
+  EXPECT_MENTIONS(load_error(path), "model.norm.weight: has dtype I32");
+  edit_tensors(path,
+               [](Tensors& tensors) { tensors.insert_or_assign("model.norm.weight", mx::zeros({48}, mx::uint32)); });
+  EXPECT_MENTIONS(load_error(path), "model.norm.weight: has dtype uint32, expected a float");
+}
+
+TEST(LlamaFiles, ATruncatedFileIsNamed) {
+  const TemporaryFolder folder;
+  const test::fs::path path = copied_model(folder, "llama");
+  for (const std::uintmax_t size : {0, 4, 8, 100, 5000, 398927}) {
+    test::fs::resize_file(path / "model.safetensors", size);
+    EXPECT_MENTIONS(load_error(path), "model.safetensors: ");
+    test::fs::copy_file(test::data("llama") / "model.safetensors", path / "model.safetensors",
+                        test::fs::copy_options::overwrite_existing);
+  }
+}
+
+TEST(LlamaFiles, AnUnknownArchitectureIsNamed) {
+  const TemporaryFolder folder;
+  const test::fs::path path = copied_model(folder, "llama");
+  edit_config(path, [](nlohmann::json& config) { config["model_type"] = "perceptron"; });
+  EXPECT_MENTIONS(load_error(path), "unknown architecture 'perceptron'");
+}
+
+TEST(LlamaFiles, AConfigThatLiesAboutSizesGivesAnErrorNotACrash) {
+  const std::vector<std::pair<std::string, nlohmann::json>> lies = {
+      {"hidden_size", 64},        {"intermediate_size", 81},  {"num_attention_heads", 2},
+      {"num_key_value_heads", 4}, {"num_hidden_layers", 5},   {"num_hidden_layers", 3},
+      {"vocab_size", 161},        {"vocab_size", 1 << 23},    {"head_dim", 24},
+      {"hidden_size", 0},         {"hidden_size", -48},       {"num_hidden_layers", 0},
+      {"num_attention_heads", 0}, {"num_attention_heads", 3}, {"vocab_size", "many"},
+      {"hidden_size", 4.5},       {"tie_word_embeddings", 3}, {"attention_bias", true},
+      {"mlp_bias", true},         {"hidden_size", 1e30},      {"rms_norm_eps", "small"},
+      {"head_dim", 15},           {"rope_theta", -1},         {"max_position_embeddings", 0},
+  };
+  for (const auto& [key, value] : lies) {
+    SCOPED_TRACE(key + " = " + value.dump());
+    const TemporaryFolder folder;
+    const test::fs::path path = copied_model(folder, "llama", "config.json");
+    edit_config(path, [&](nlohmann::json& config) { config[key] = value; });
+    EXPECT_NE(load_error(path), "no error");
+  }
+}
+
+TEST(LlamaFiles, AnIndexCannotPointOutsideItsDirectory) {
+  const TemporaryFolder folder;
+  const test::fs::path path = copied_model(folder, "llama");
+  test::write_file(path / "model.safetensors.index.json", R"({"weight_map": {"a": "../secret.safetensors"}})");
+  EXPECT_MENTIONS(load_error(path), "expected the name of a file in the same directory");
+  test::write_file(path / "model.safetensors.index.json", R"({"weight_map": {"a": "gone.safetensors"}})");
+  EXPECT_MENTIONS(load_error(path), "gone.safetensors: no such file");
+  test::write_file(path / "model.safetensors.index.json", "[");
+  EXPECT_MENTIONS(load_error(path), "model.safetensors.index.json");
+  test::write_file(path / "model.safetensors.index.json", "{}");
+  EXPECT_MENTIONS(load_error(path), "weight_map");
+}
+
+TEST(LlamaFiles, NotAModelIsSaidSo) {
+  const TemporaryFolder folder;
+  EXPECT_MENTIONS(load_error(folder.path()), "config.json: no such file");
+  EXPECT_MENTIONS(load_error(folder.path() / "nothing"), "no such file or directory");
+  test::write_file(folder.path() / "text.gguf", "hello");
+  EXPECT_MENTIONS(load_error(folder.path() / "text.gguf"), "text.gguf");
+  test::write_file(folder.path() / "empty.gguf", "");
+  EXPECT_MENTIONS(load_error(folder.path() / "empty.gguf"), "empty.gguf");
+}
+
+TEST(Forward, RefusesTokensAndLeavesTheCacheAsItWas) {
+  const model::LoadedModel loaded = model::load_model(test::data("llama"));
+  engine::Session session(*loaded.model);
+  const std::vector<TokenId> prompt = {1, 2, 3};
+  session.forward(prompt, model::LogitRows::kLast);
+  const auto refuses = [&](const std::vector<TokenId>& tokens) {
+    EXPECT_THROW(session.forward(tokens, model::LogitRows::kLast), std::invalid_argument);
+    EXPECT_EQ(session.cache().offset(), 3);
+    EXPECT_EQ(session.tokens(), prompt);
+  };
+  refuses({});
+  refuses({4, 160});
+  refuses({-1});
+  refuses(std::vector<TokenId>(510, 5));  // a context of 512
+  session.forward(std::vector<TokenId>(509, 5), model::LogitRows::kLast);
+  EXPECT_EQ(session.cache().offset(), 512);
+}
+
+}  // namespace
+}  // namespace memoir
