@@ -244,6 +244,8 @@ TEST_F(Cli, TokenizeTakesLinesAsTheyAre) {
   EXPECT_EQ(run("tokenize --decode" + model, "[1, 99999]").status, 1);
   EXPECT_EQ(run("tokenize --decode" + model, "nonsense").status, 1);
   EXPECT_EQ(run("tokenize --json" + model, "nonsense").status, 1);
+  EXPECT_EQ(run("tokenize --decode" + model, std::string(1'000'000, '[')).status, 1);
+  EXPECT_EQ(run("tokenize --decode" + model, "[" + std::string(1000, '[') + std::string(1000, ']') + "]").status, 1);
 }
 
 TEST_F(Cli, TemplateRendersTheGoldenChats) {
@@ -269,7 +271,7 @@ TEST_F(Cli, MessagesFilesThatAreNoneAreErrors) {
 TEST_F(Cli, ChatAnswersLinesAndReusesTheConversation) {
   const Outcome outcome =
       run(std::string("chat -m ") + kSmolLM2 + " -n 12 --temp 0 --stats",
-          "What is the capital of France?\nAnd of Italy?\n\n/clear\nWhat is the capital of France?\n");
+          "What is the capital of France?\nAnd of Italy?\n\n/frob\n/clear \nWhat is the capital of France?\n");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const std::string first = outcome.out.substr(0, outcome.out.find('\n') + 1);
   EXPECT_NE(first.find("Paris"), std::string::npos) << outcome.out;

@@ -239,6 +239,25 @@ TEST(LlamaFiles, AnUnknownArchitectureIsNamed) {
   EXPECT_MENTIONS(load_error(path), "unknown architecture 'perceptron'");
 }
 
+TEST(LlamaFiles, AnUnknownArchitectureIsNamedWhateverKeysItHas) {
+  const TemporaryFolder folder;
+  test::write_file(folder.path() / "config.json", R"({"model_type": "gpt2", "n_layer": 12, "n_embd": 768})");
+  EXPECT_MENTIONS(load_error(folder.path()), "unknown architecture 'gpt2'");
+}
+
+TEST(LlamaFiles, HeadsTooWideForAnIntAreRefused) {
+  for (const int head_dim : {65536, 65534}) {
+    const TemporaryFolder folder;
+    const test::fs::path path = copied_model(folder, "llama");
+    edit_config(path, [&](nlohmann::json& config) {
+      config["num_attention_heads"] = 65536;
+      config["num_key_value_heads"] = 65536;
+      config["head_dim"] = head_dim;
+    });
+    EXPECT_MENTIONS(load_error(path), "too large for 65536 heads");
+  }
+}
+
 TEST(LlamaFiles, AConfigThatLiesAboutSizesGivesAnErrorNotACrash) {
   const std::vector<std::pair<std::string, nlohmann::json>> lies = {
       {"hidden_size", 64},        {"intermediate_size", 81},  {"num_attention_heads", 2},
@@ -249,6 +268,7 @@ TEST(LlamaFiles, AConfigThatLiesAboutSizesGivesAnErrorNotACrash) {
       {"hidden_size", 4.5},       {"tie_word_embeddings", 3}, {"attention_bias", true},
       {"mlp_bias", true},         {"hidden_size", 1e30},      {"rms_norm_eps", "small"},
       {"head_dim", 15},           {"rope_theta", -1},         {"max_position_embeddings", 0},
+      {"rms_norm_eps", 1e300},    {"rope_theta", 1e300},
   };
   for (const auto& [key, value] : lies) {
     SCOPED_TRACE(key + " = " + value.dump());

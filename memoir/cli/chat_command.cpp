@@ -40,11 +40,7 @@ class Chat {
       const std::optional<std::string> line = read_line();
       if (!line) break;
       if (interrupt_.is_set() && is_terminal_) std::cerr << '\n';
-      if (*line == "/clear") {
-        clear();
-      } else if (line->find_first_not_of(" \t\r") != std::string::npos) {
-        answer(*line);
-      }
+      take(*line);
     }
     if (is_terminal_) std::cerr << '\n';
     return kDone;
@@ -54,6 +50,20 @@ class Chat {
   void clear() {
     conversation_.emplace(tokenizer_, template_);
     if (!arguments_.system.empty()) conversation_->add_message("system", arguments_.system);
+  }
+
+  void take(const std::string& line) {
+    const std::size_t begin = line.find_first_not_of(" \t\r");
+    if (begin == std::string::npos) return;
+    const std::string text = line.substr(begin, line.find_last_not_of(" \t\r") + 1 - begin);
+    if (text == "/clear") {
+      clear();
+      std::cerr << "The chat starts anew.\n";
+    } else if (text[0] == '/' && text.find_first_of(" /", 1) == std::string::npos) {
+      std::cerr << "memoir: unknown command " << text << ", there is /clear\n";
+    } else {
+      answer(text);
+    }
   }
 
   void answer(const std::string& line) {
@@ -108,7 +118,7 @@ int run_chat(const ChatArguments& arguments) {
 void add_chat_command(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<ChatArguments>();
   arguments->run.model = "smollm2";
-  arguments->sampling.sampler.temperature = 0.7;
+  arguments->sampling.sampler.temperature = 0.2;  // as SmolLM2's authors advise for so small a model
   arguments->sampling.sampler.top_p = 0.9;
   arguments->sampling.max_tokens = 1024;
   CLI::App* command = app.add_subcommand("chat", "talk in the terminal");

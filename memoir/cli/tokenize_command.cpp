@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "memoir/base/error.h"
+#include "memoir/base/json_text.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/status.h"
@@ -21,9 +22,7 @@ struct TokenizeArguments {
 };
 
 Json parse_line(const std::string& line, int line_number) {
-  Json json = Json::parse(line, nullptr, /* allow_exceptions = */ false);
-  if (json.is_discarded()) throw FormatError("stdin", "line " + std::to_string(line_number), "is not JSON");
-  return json;
+  return parse_json(line, "stdin, line " + std::to_string(line_number));
 }
 
 std::string encode_line(const text::Tokenizer& tokenizer, const TokenizeArguments& arguments, const std::string& line,
@@ -46,7 +45,7 @@ std::vector<TokenId> tokens_of(const Json& json, int n_vocab, int line_number) {
   std::vector<TokenId> tokens;
   for (const Json& item : json) {
     if (!item.is_number_integer() || item < 0 || item >= n_vocab) {
-      throw FormatError("stdin", key, item.dump() + " is no token id, expected 0 to " + std::to_string(n_vocab - 1));
+      throw FormatError("stdin", key, "expected token ids from 0 to " + std::to_string(n_vocab - 1));
     }
     tokens.push_back(item.get<TokenId>());
   }

@@ -24,22 +24,24 @@ void Conversation::drop_last_message() {
 }
 
 std::vector<TokenId> Conversation::prompt() {
-  std::string text = template_.render(template_inputs(tokenizer_, messages_));
+  prompt_text_ = template_.render(template_inputs(tokenizer_, messages_));
   const text::Tokenizer::EncodeOptions options{.add_special = false, .parse_special = true};
-  if (known_tokens_.empty() || !text.starts_with(known_text_)) {
-    known_tokens_ = tokenizer_.encode(text, options);
+  if (known_tokens_.empty() || !prompt_text_.starts_with(known_text_)) {
+    prompt_tokens_ = tokenizer_.encode(prompt_text_, options);
   } else {
-    const std::vector<TokenId> added = tokenizer_.encode(std::string_view(text).substr(known_text_.size()), options);
-    known_tokens_.insert(known_tokens_.end(), added.begin(), added.end());
+    prompt_tokens_ = known_tokens_;
+    const std::string_view added = std::string_view(prompt_text_).substr(known_text_.size());
+    const std::vector<TokenId> tokens = tokenizer_.encode(added, options);
+    prompt_tokens_.insert(prompt_tokens_.end(), tokens.begin(), tokens.end());
   }
-  known_text_ = std::move(text);
-  return known_tokens_;
+  return prompt_tokens_;
 }
 
 void Conversation::add_answer(const std::string& text, const std::vector<TokenId>& tokens,
                               const std::string& raw_text) {
   add_message("assistant", text);
-  known_text_ += raw_text;
+  known_text_ = prompt_text_ + raw_text;
+  known_tokens_ = prompt_tokens_;
   known_tokens_.insert(known_tokens_.end(), tokens.begin(), tokens.end());
 }
 

@@ -7,7 +7,10 @@
 // tokenizer would choose for its text, and one that differs makes everything behind it be computed again. So while the
 // rendering continues the text of the last prompt and answer, only what is new is encoded. A template that rewrites
 // earlier turns (drops thoughts, trims) falls back to encoding all; Session::reuse then keeps what still matches.
-// Ownership: refers to the tokenizer and template, which must outlive it. Threads: one at a time.
+// Limit: a SentencePiece tokenizer puts a space before what it encodes, so with such models the new part may differ by
+// one from encoding all at once. The rendered chat is encoded with special tokens parsed, so a message that contains a
+// special token's text contains the token. Ownership: refers to the tokenizer and template, which must outlive it.
+// Threads: one at a time.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -43,8 +46,10 @@ class Conversation {
   const text::Tokenizer& tokenizer_;
   const text::ChatTemplate& template_;
   nlohmann::ordered_json messages_ = nlohmann::ordered_json::array();
-  std::string known_text_;             // the last prompt, and its answer once there is one
-  std::vector<TokenId> known_tokens_;  // theirs
+  std::string prompt_text_;  // of the last prompt()
+  std::vector<TokenId> prompt_tokens_;
+  std::string known_text_;  // the last prompt that was answered, and its answer
+  std::vector<TokenId> known_tokens_;
 };
 
 /// What a chat template needs to know of a model's tokenizer.

@@ -22,6 +22,7 @@ int Session::reuse(std::span<const TokenId> prompt) {
 }
 
 mx::array Session::forward(std::span<const TokenId> tokens, model::LogitRows rows) {
+  tokens_.reserve(tokens_.size() + tokens.size());  // so that nothing can throw once the cache has moved
   mx::array logits = model_.forward(tokens, cache_, rows);
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   return logits;

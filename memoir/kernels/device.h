@@ -16,10 +16,11 @@ bool on_cpu();
 /// one), on a GPU the weights' own floating type.
 mlx::core::Dtype activation_dtype(mlx::core::Dtype weights);
 
-/// Bounds the threads of matrix products on the CPU. n_threads >= 1, else std::invalid_argument.
+/// Bounds the threads of the CPU kernels and of the BLAS behind MLX's own products. n_threads >= 1, else
+/// std::invalid_argument.
 void set_cpu_threads(int n_threads);
 
-/// Threads that matrix products on the CPU use. Default: the physical cores that the process may run on.
+/// Threads that the CPU kernels use. Default: the physical cores that the process may run on.
 int cpu_threads();
 
 }  // namespace memoir::kernels

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "memoir/kernels/device.h"
+#include "memoir/kernels/packed_ops.h"
 #include "memoir/kernels/shape.h"
 
 namespace mx = mlx::core;
@@ -44,12 +45,14 @@ mx::array quantized_product(const mx::array& x, const Weight& w) {
 
 mx::array linear(const mx::array& x, const Weight& w, const std::optional<mx::array>& bias) {
   check_linear(x, w, bias);
+  if (w.packed) return packed_linear(x, w, bias);
   const mx::array y =
       w.quantization ? quantized_product(x, w) : mx::matmul(x, mx::transpose(mx::astype(w.data, x.dtype())));
   return bias ? mx::add(y, mx::astype(*bias, x.dtype())) : y;
 }
 
 mx::array embed(const mx::array& ids, const Weight& table, mx::Dtype dtype) {
+  if (table.packed) return mx::astype(packed_rows(ids, table), dtype);
   const mx::array rows = mx::take(table.data, ids, 0);
   if (!table.quantization) return mx::astype(rows, dtype);
   const Quantization& q = *table.quantization;

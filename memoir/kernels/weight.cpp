@@ -1,13 +1,68 @@
 #include "memoir/kernels/weight.h"
 
+#include <mlx/allocator.h>
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
+#include <utility>
+
+#include "memoir/kernels/device.h"
+
+namespace mx = mlx::core;
+
 namespace memoir::kernels {
+namespace {
+
+constexpr std::size_t kAlignment = 64;  // a line of the processor's cache, so that no vector straddles two
+
+// An array's sizes are ints. A larger matrix stays as it is: slower, and right.
+constexpr std::size_t kMaxPackedBytes = (std::size_t{1} << 31) - 2 * kAlignment;
+
+cpu::Element element_of(mx::Dtype dtype) {
+  if (dtype == mx::float16) return cpu::Element::kF16;
+  return dtype == mx::bfloat16 ? cpu::Element::kBF16 : cpu::Element::kF32;
+}
+
+mx::Dtype dtype_of(cpu::Element element) {
+  switch (element) {
+    case cpu::Element::kF16:
+      return mx::float16;
+    case cpu::Element::kBF16:
+      return mx::bfloat16;
+    case cpu::Element::kF32:
+      break;
+  }
+  return mx::float32;
+}
+
+const std::byte* bytes_of(const mx::array& a) {
+  return reinterpret_cast<const std::byte*>(a.data<std::uint8_t>());
+}
+
+cpu::PackedFormat format_of(const Weight& weight) {
+  cpu::PackedFormat format{weight.rows(), weight.columns(), element_of(weight.dtype())};
+  if (weight.quantization) {
+    format.bits = weight.quantization->bits;
+    format.group_size = weight.quantization->group_size;
+  }
+  return format;
+}
+
+mx::array aligned_bytes(std::size_t n_bytes) {
+  const std::size_t n_allocated = n_bytes + kAlignment;
+  return mx::array(mx::allocator::malloc(n_allocated), {static_cast<int>(n_allocated)}, mx::uint8);
+}
+
+}  // namespace
 
 int Weight::columns() const {
+  if (packed) return packed->n_columns;
   if (!quantization) return data.shape(1);
   return static_cast<int>(static_cast<std::int64_t>(data.shape(1)) * 32 / quantization->bits);
 }
 
-mlx::core::Dtype Weight::dtype() const {
+mx::Dtype Weight::dtype() const {
+  if (packed) return dtype_of(packed->element);
   return quantization ? quantization->scales.dtype() : data.dtype();
 }
 
@@ -15,6 +70,31 @@ std::size_t Weight::size_bytes() const {
   std::size_t n_bytes = data.nbytes();
   if (quantization) n_bytes += quantization->scales.nbytes() + quantization->biases.nbytes();
   return n_bytes;
+}
+
+const std::byte* packed_bytes(const mx::array& data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data.data<std::uint8_t>());
+  const std::uintptr_t aligned = (address + kAlignment - 1) / kAlignment * kAlignment;
+  return reinterpret_cast<const std::byte*>(aligned);
+}
+
+Weight prepared(Weight weight) {
+  if (!on_cpu() || weight.packed) return weight;
+  const cpu::PackedFormat format = format_of(weight);
+  if (format.size_bytes() > kMaxPackedBytes) return weight;
+  mx::array packed = aligned_bytes(format.size_bytes());
+  auto* out = const_cast<std::byte*>(packed_bytes(packed));
+  weight.data = mx::contiguous(weight.data);
+  mx::eval(weight.data);
+  if (weight.quantization) {
+    const mx::array scales = mx::contiguous(weight.quantization->scales);
+    const mx::array biases = mx::contiguous(mx::astype(weight.quantization->biases, scales.dtype()));
+    mx::eval(scales, biases);
+    cpu::pack_quantized(format, weight.data.data<std::uint32_t>(), bytes_of(scales), bytes_of(biases), out);
+  } else {
+    cpu::pack_dense(format, bytes_of(weight.data), out);
+  }
+  return {std::move(packed), std::nullopt, format};
 }
 
 }  // namespace memoir::kernels

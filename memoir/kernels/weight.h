@@ -1,6 +1,7 @@
 #pragma once
 
-// A weight matrix as a model file stores it: dense, or affine-quantized in MLX's form.
+// A weight matrix: as a model file stores it, dense or affine-quantized in MLX's form, or packed from that for the CPU
+// kernels (cpu/packed.h).
 //
 // Quantized rows hold codes of `bits` bits, packed into uint32 words low bits first, and per group of `group_size`
 // columns one scale and one bias: value = scale * code + bias.
@@ -9,6 +10,8 @@
 #include <mlx/array.h>
 
 #include <optional>
+
+#include "memoir/kernels/cpu/packed.h"
 
 namespace memoir::kernels {
 
@@ -20,10 +23,12 @@ struct Quantization {
 };
 
 struct Weight {
-  mlx::core::array data;  // dense: [rows, columns] f32, f16 or bf16; quantized: [rows, columns * bits / 32] uint32
-  std::optional<Quantization> quantization;
+  mlx::core::array data;  // dense: [rows, columns] f32, f16 or bf16; quantized: [rows, columns * bits / 32] uint32;
+                          // packed: bytes, to be read from packed_bytes() on
+  std::optional<Quantization> quantization;  // as stored only: packed, the scales are among the bytes
+  std::optional<cpu::PackedFormat> packed = std::nullopt;
 
-  int rows() const { return data.shape(0); }
+  int rows() const { return packed ? packed->n_rows : data.shape(0); }
   int columns() const;
 
   /// The floating type behind the weight: that of the dense data, or of the scales.
@@ -32,5 +37,12 @@ struct Weight {
   /// Bytes held: data, scales and biases.
   std::size_t size_bytes() const;
 };
+
+/// The weight in the form that linear() and embed() are fastest with on this device: packed on the CPU, as it is on a
+/// GPU. The data are evaluated. Takes the weight by value, so that its arrays can go as soon as they are packed.
+Weight prepared(Weight weight);
+
+/// Where the packed bytes begin in an evaluated array: at the first multiple of 64 in its buffer.
+const std::byte* packed_bytes(const mlx::core::array& data);
 
 }  // namespace memoir::kernels

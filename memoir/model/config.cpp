@@ -302,6 +302,12 @@ void check_heads(const ModelConfig& config, const ConfigKeys& keys) {
                       std::to_string(config.n_heads) + " is not a multiple of " + keys.kv_heads + " " +
                           std::to_string(config.n_kv_heads));
   }
+  constexpr std::int64_t kMaxWidth = 1 << 24;  // of all heads together, so that sizes made of it stay in an int
+  if (std::int64_t{config.n_heads} * config.head_dim > kMaxWidth) {
+    throw FormatError(
+        config.path, keys.head_dim,
+        "is " + std::to_string(config.head_dim) + ", too large for " + std::to_string(config.n_heads) + " heads");
+  }
   if (config.head_dim % 2 != 0) {
     throw FormatError(config.path, keys.head_dim,
                       "is " + std::to_string(config.head_dim) + ", an odd number: RoPE turns pairs");

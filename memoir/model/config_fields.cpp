@@ -62,7 +62,10 @@ std::optional<double> ConfigFields::number(std::string_view key) const {
 
 std::optional<double> ConfigFields::positive(std::string_view key) const {
   const auto value = number(key);
-  if (value && *value <= 0) fail(key, "is " + std::to_string(*value) + ", expected a number above 0");
+  // Kernels compute in float32.
+  if (value && !(*value >= std::numeric_limits<float>::min() && *value <= std::numeric_limits<float>::max())) {
+    fail(key, "is " + std::to_string(*value) + ", expected a number above 0 that float32 can hold");
+  }
   return value;
 }
 

@@ -55,6 +55,9 @@ class Model {
   ModelConfig config_;
 };
 
+/// Throws UnsupportedError naming `path` if memoir does not have the architecture.
+void check_supported(const std::string& model_type, const std::string& path);
+
 /// The model of config.model_type with these weights. Every tensor is read and evaluated.
 /// Throws UnsupportedError for an architecture that memoir does not have, FormatError for a tensor that is missing,
 /// extra, misshapen or mistyped.

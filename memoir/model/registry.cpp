@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
@@ -27,15 +28,20 @@ std::string known_types() {
 
 }  // namespace
 
-std::unique_ptr<Model> make_model(const ModelConfig& config, Weights& weights) {
+void check_supported(const std::string& model_type, const std::string& path) {
   for (const Family& family : kFamilies) {
-    if (family.model_type != config.model_type) continue;
-    std::unique_ptr<Model> model = family.make(config, weights);
-    weights.finish();
-    return model;
+    if (family.model_type == model_type) return;
   }
-  throw UnsupportedError(config.path, "model_type",
-                         "unknown architecture '" + config.model_type + "', memoir has: " + known_types());
+  throw UnsupportedError(path, "model_type", "unknown architecture '" + model_type + "', memoir has: " + known_types());
+}
+
+std::unique_ptr<Model> make_model(const ModelConfig& config, Weights& weights) {
+  check_supported(config.model_type, config.path);
+  const auto* family = std::find_if(kFamilies.begin(), kFamilies.end(),
+                                    [&](const Family& candidate) { return candidate.model_type == config.model_type; });
+  std::unique_ptr<Model> model = family->make(config, weights);
+  weights.finish();
+  return model;
 }
 
 }  // namespace memoir::model

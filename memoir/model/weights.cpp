@@ -10,7 +10,7 @@ kernels::Weight Weights::matrix(const std::string& module, int rows, int columns
   const std::string name = module + ".weight";
   if (!has(name)) throw FormatError(path_, name, "missing");
   take(name);
-  return read_matrix(module, rows, columns);
+  return kernels::prepared(read_matrix(module, rows, columns));
 }
 
 mx::array Weights::vector(const std::string& name, int size) {

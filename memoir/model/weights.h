@@ -27,7 +27,8 @@ class Weights {
  public:
   virtual ~Weights() = default;
 
-  /// The matrix `module`.weight, [rows, columns]: dense float32, float16 or bfloat16, or quantized.
+  /// The matrix `module`.weight, [rows, columns]: dense float32, float16 or bfloat16, or quantized; as
+  /// kernels::prepared leaves it.
   /// Throws FormatError (path, tensor) if it is missing, has another shape or type, or can't be read.
   kernels::Weight matrix(const std::string& module, int rows, int columns);
 

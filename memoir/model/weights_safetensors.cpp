@@ -61,7 +61,8 @@ class SafetensorsWeights : public Weights {
   // The shards that the index names, else the one file.
   std::vector<fs::path> files_of(const fs::path& directory) const {
     const fs::path index = directory / "model.safetensors.index.json";
-    if (!fs::exists(index)) return {directory / "model.safetensors"};
+    std::error_code error;
+    if (!fs::exists(index, error)) return {directory / "model.safetensors"};
     const nlohmann::json json = parse_json(read_text_file(index), index.string());
     if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
       throw FormatError(index.string(), "weight_map", "expected an object of tensor names and file names");

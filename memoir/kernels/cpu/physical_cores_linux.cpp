@@ -4,9 +4,9 @@
 #include <set>
 #include <string>
 
-#include "memoir/kernels/physical_cores.h"
+#include "memoir/kernels/cpu/physical_cores.h"
 
-namespace memoir::kernels {
+namespace memoir::kernels::cpu {
 
 int physical_cores() {
   cpu_set_t allowed;
@@ -24,4 +24,4 @@ int physical_cores() {
   return cores.empty() ? 1 : static_cast<int>(cores.size());
 }
 
-}  // namespace memoir::kernels
+}  // namespace memoir::kernels::cpu

@@ -1,8 +1,8 @@
 #include <sys/sysctl.h>
 
-#include "memoir/kernels/physical_cores.h"
+#include "memoir/kernels/cpu/physical_cores.h"
 
-namespace memoir::kernels {
+namespace memoir::kernels::cpu {
 
 int physical_cores() {
   int n_cores = 0;
@@ -11,4 +11,4 @@ int physical_cores() {
   return n_cores;
 }
 
-}  // namespace memoir::kernels
+}  // namespace memoir::kernels::cpu

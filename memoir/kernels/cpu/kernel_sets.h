@@ -1,0 +1,16 @@
+#pragma once
+
+// The instruction sets there are code for; which of them a build has, CMake decides by the processor it is for.
+
+#include "memoir/kernels/cpu/matmul.h"
+
+namespace memoir::kernels::cpu {
+
+extern const Kernels kAvx512;
+extern const Kernels kAvx2;
+extern const Kernels kPortable;
+
+/// The sets of this build, the best first.
+KernelList built_kernels();
+
+}  // namespace memoir::kernels::cpu

@@ -1,0 +1,203 @@
+// The matrix product in terms of a vector type, included once by the file of each instruction set. Everything here is a
+// template over that type, so that no function compiled for one set can be taken for another's.
+
+#include <utility>
+
+#include "memoir/kernels/cpu/matmul.h"
+
+namespace memoir::kernels::cpu {
+
+template <int kCount, typename Function>
+[[gnu::always_inline]] inline void unrolled(const Function& function) {
+  [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+    (function(std::integral_constant<int, i>{}), ...);
+  }
+  (std::make_integer_sequence<int, kCount>{});
+}
+
+template <typename S>
+[[gnu::always_inline]] inline typename S::F load_elements(Element element, const std::byte* p) {
+  if (element == Element::kF32) return S::load(reinterpret_cast<const float*>(p));
+  const auto* halves = reinterpret_cast<const std::uint16_t*>(p);
+  return element == Element::kF16 ? S::load_f16(halves) : S::load_bf16(halves);
+}
+
+// Column i of a block in one plane, one code for each row of the tile.
+template <typename S, int kBits, int i>
+[[gnu::always_inline]] inline typename S::I plane_codes(const std::byte* words) {
+  constexpr int kPair = i % 16;
+  constexpr int kPerWord = 16 / kBits;
+  constexpr int kShift = kPair % kPerWord * kBits + i / 16 * 16;
+  const typename S::I word = S::int_load(words + static_cast<std::size_t>(kPair / kPerWord) * kLanes * 4);
+  return S::int_and(S::template shift_right<kShift>(word), S::int_set((1 << kBits) - 1));
+}
+
+template <typename S, int kLow, int kHigh, int i>
+[[gnu::always_inline]] inline typename S::I block_codes(const std::byte* block) {
+  const typename S::I low = plane_codes<S, kLow, i>(block);
+  if constexpr (kHigh == 0) {
+    return low;
+  } else {
+    const typename S::I high = plane_codes<S, kHigh, i>(block + static_cast<std::size_t>(kLow) * kLanes * 4);
+    return S::int_or(low, S::template shift_left<kLow>(high));
+  }
+}
+
+template <typename S>
+void store_tile(const MatmulArgs& args, int row, int tile, typename S::F y) {
+  const int n_outputs = args.format.n_rows;
+  const int first = tile * kLanes;
+  float* out = args.y + static_cast<std::size_t>(row) * static_cast<std::size_t>(n_outputs) + first;
+  if (first + kLanes <= n_outputs) {
+    S::store(out, args.bias ? S::add(y, S::load(args.bias + first)) : y);
+    return;
+  }
+  float lanes[kLanes];
+  S::store(lanes, y);
+  for (int lane = 0; first + lane < n_outputs; ++lane) {
+    out[lane] = args.bias ? lanes[lane] + args.bias[first + lane] : lanes[lane];
+  }
+}
+
+// kRows rows of x against kTiles tiles, the codes turned to weights on the way: for few rows.
+template <typename S, int kLow, int kHigh, int kRows, int kTiles>
+void quantized_rows(const MatmulArgs& args, int tile, int row) {
+  const PackedFormat& format = args.format;
+  const auto n_columns = static_cast<std::size_t>(format.n_columns);
+  const std::size_t tile_bytes = format.tile_bytes();
+  const std::size_t scale_bytes = kLanes * element_bytes(format.element);
+  const std::size_t block_bytes = static_cast<std::size_t>(kLow + kHigh) * kLanes * 4;
+  const float* x = args.x + static_cast<std::size_t>(row) * n_columns;
+  const std::byte* at = args.weights + static_cast<std::size_t>(tile) * tile_bytes;
+  typename S::F y[kRows][kTiles];
+  unrolled<kRows * kTiles>([&](auto i) __attribute__((always_inline)) { y[i / kTiles][i % kTiles] = S::zero(); });
+  for (int g = 0; g < format.n_groups(); ++g) {
+    typename S::F scale[kTiles];
+    typename S::F bias[kTiles];
+    for (int t = 0; t < kTiles; ++t) {
+      scale[t] = load_elements<S>(format.element, at + static_cast<std::size_t>(t) * tile_bytes);
+      bias[t] = load_elements<S>(format.element, at + static_cast<std::size_t>(t) * tile_bytes + scale_bytes);
+    }
+    at += 2 * scale_bytes;
+    for (int k = 0; k < format.group_size; k += kBlock, at += block_bytes, x += kBlock) {
+      unrolled<kBlock>([&](auto i) __attribute__((always_inline)) {
+        typename S::F w[kTiles];
+        unrolled<kTiles>([&](auto t) __attribute__((always_inline)) {
+          const auto codes = block_codes<S, kLow, kHigh, i>(at + static_cast<std::size_t>(t) * tile_bytes);
+          w[t] = S::fma(S::to_float(codes), scale[t], bias[t]);
+        });
+        unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
+          const typename S::F value = S::set(x[static_cast<std::size_t>(r) * n_columns + i]);
+          unrolled<kTiles>([&](auto t) __attribute__((always_inline)) { y[r][t] = S::fma(w[t], value, y[r][t]); });
+        });
+      });
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int t = 0; t < kTiles; ++t) store_tile<S>(args, row + r, tile + t, y[r][t]);
+  }
+}
+
+// A tile's weights as float32, [K, kLanes].
+template <typename S, int kLow, int kHigh>
+void unpack_tile(const PackedFormat& format, const std::byte* at, float* panel) {
+  const std::size_t scale_bytes = kLanes * element_bytes(format.element);
+  const std::size_t block_bytes = static_cast<std::size_t>(kLow + kHigh) * kLanes * 4;
+  for (int g = 0; g < format.n_groups(); ++g) {
+    const typename S::F scale = load_elements<S>(format.element, at);
+    const typename S::F bias = load_elements<S>(format.element, at + scale_bytes);
+    at += 2 * scale_bytes;
+    for (int k = 0; k < format.group_size; k += kBlock, at += block_bytes, panel += kBlock * kLanes) {
+      unrolled<kBlock>([&](auto i) __attribute__((always_inline)) {
+        const auto codes = block_codes<S, kLow, kHigh, i>(at);
+        S::store(panel + static_cast<std::size_t>(i) * kLanes, S::fma(S::to_float(codes), scale, bias));
+      });
+    }
+  }
+}
+
+// kRows rows of x against kTiles tiles of plain elements, tile_bytes apart.
+template <typename S, Element kElement, int kRows, int kTiles>
+void dense_rows(const MatmulArgs& args, const std::byte* at, std::size_t tile_bytes, int tile, int row) {
+  const auto n_columns = static_cast<std::size_t>(args.format.n_columns);
+  const float* x = args.x + static_cast<std::size_t>(row) * n_columns;
+  typename S::F y[kRows][kTiles];
+  unrolled<kRows * kTiles>([&](auto i) __attribute__((always_inline)) { y[i / kTiles][i % kTiles] = S::zero(); });
+  for (std::size_t k = 0; k < n_columns; ++k, at += kLanes * element_bytes(kElement)) {
+    typename S::F w[kTiles];
+    unrolled<kTiles>([&](auto t) __attribute__((always_inline)) {
+      w[t] = load_elements<S>(kElement, at + static_cast<std::size_t>(t) * tile_bytes);
+    });
+    unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
+      const typename S::F value = S::set(x[static_cast<std::size_t>(r) * n_columns + k]);
+      unrolled<kTiles>([&](auto t) __attribute__((always_inline)) { y[r][t] = S::fma(w[t], value, y[r][t]); });
+    });
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int t = 0; t < kTiles; ++t) store_tile<S>(args, row + r, tile + t, y[r][t]);
+  }
+}
+
+template <typename S, Element kElement, int kTiles>
+void dense_run(const MatmulArgs& args, const std::byte* at, std::size_t tile_bytes, int tile) {
+  int row = 0;
+  for (; row + S::kRows <= args.n_rows; row += S::kRows) {
+    dense_rows<S, kElement, S::kRows, kTiles>(args, at, tile_bytes, tile, row);
+  }
+  for (; row + 2 <= args.n_rows; row += 2) dense_rows<S, kElement, 2, kTiles>(args, at, tile_bytes, tile, row);
+  if (row < args.n_rows) dense_rows<S, kElement, 1, kTiles>(args, at, tile_bytes, tile, row);
+}
+
+// kTiles tiles from `tile` on, whatever the format.
+template <typename S, int kLow, int kHigh, int kTiles>
+void quantized_run(const MatmulArgs& args, int tile, float* panel) {
+  if (args.n_rows == 1) return quantized_rows<S, kLow, kHigh, 1, kTiles>(args, tile, 0);
+  if (args.n_rows == 2) return quantized_rows<S, kLow, kHigh, 2, kTiles>(args, tile, 0);
+  const std::size_t panel_floats = static_cast<std::size_t>(args.format.n_columns) * kLanes;
+  for (int t = 0; t < kTiles; ++t) {
+    unpack_tile<S, kLow, kHigh>(args.format,
+                                args.weights + static_cast<std::size_t>(tile + t) * args.format.tile_bytes(),
+                                panel + static_cast<std::size_t>(t) * panel_floats);
+  }
+  dense_run<S, Element::kF32, kTiles>(args, reinterpret_cast<const std::byte*>(panel), panel_floats * 4, tile);
+}
+
+template <typename S, int kTiles>
+void run(const MatmulArgs& args, int tile, float* panel) {
+  const PackedFormat& format = args.format;
+  switch (format.bits) {
+    case 2:
+      return quantized_run<S, 2, 0, kTiles>(args, tile, panel);
+    case 3:
+      return quantized_run<S, 2, 1, kTiles>(args, tile, panel);
+    case 4:
+      return quantized_run<S, 4, 0, kTiles>(args, tile, panel);
+    case 5:
+      return quantized_run<S, 4, 1, kTiles>(args, tile, panel);
+    case 6:
+      return quantized_run<S, 4, 2, kTiles>(args, tile, panel);
+    case 8:
+      return quantized_run<S, 8, 0, kTiles>(args, tile, panel);
+    default:
+      break;
+  }
+  const std::size_t tile_bytes = format.tile_bytes();
+  const std::byte* at = args.weights + static_cast<std::size_t>(tile) * tile_bytes;
+  switch (format.element) {
+    case Element::kF32:
+      return dense_run<S, Element::kF32, kTiles>(args, at, tile_bytes, tile);
+    case Element::kF16:
+      return dense_run<S, Element::kF16, kTiles>(args, at, tile_bytes, tile);
+    case Element::kBF16:
+      return dense_run<S, Element::kBF16, kTiles>(args, at, tile_bytes, tile);
+  }
+}
+
+template <typename S>
+void matmul_tiles(const MatmulArgs& args, int begin, int end, float* panel) {
+  int tile = begin;
+  for (; tile + kTileRun <= end; tile += kTileRun) run<S, kTileRun>(args, tile, panel);
+  for (; tile < end; ++tile) run<S, 1>(args, tile, panel);
+}
+
+}  // namespace memoir::kernels::cpu

@@ -1,0 +1,180 @@
+#include "memoir/kernels/cpu/packed.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "memoir/base/half.h"
+#include "memoir/kernels/cpu/pool.h"
+
+namespace memoir::kernels::cpu {
+namespace {
+
+struct Plane {
+  int bits;   // 1, 2, 4 or 8; 0: none
+  int shift;  // of its value in the code
+};
+
+std::array<Plane, 2> planes_of(int bits) {
+  switch (bits) {
+    case 3:
+      return {{{2, 0}, {1, 2}}};
+    case 5:
+      return {{{4, 0}, {1, 4}}};
+    case 6:
+      return {{{4, 0}, {2, 4}}};
+    default:
+      return {{{bits, 0}, {0, 0}}};
+  }
+}
+
+// Where the code of a column lies in a plane of its block.
+struct Place {
+  int word;
+  int shift;
+};
+
+Place place_of(int column, int plane_bits) {
+  const int pair = column % 16;
+  const int per_word = 16 / plane_bits;
+  return {pair / per_word, pair % per_word * plane_bits + (column / 16) * 16};
+}
+
+using Codes = std::array<std::uint32_t, kBlock>;
+
+// The codes of a block in MLX's form: `bits` words, code i from bit i * bits on.
+Codes block_codes(const std::uint32_t* words, int bits) {
+  Codes codes;
+  const std::uint64_t mask = (1U << bits) - 1U;
+  std::uint64_t buffer = 0;
+  int n_buffered = 0;
+  for (std::uint32_t& code : codes) {
+    if (n_buffered < bits) {
+      buffer |= std::uint64_t{*words++} << n_buffered;
+      n_buffered += 32;
+    }
+    code = static_cast<std::uint32_t>(buffer & mask);
+    buffer >>= bits;
+    n_buffered -= bits;
+  }
+  return codes;
+}
+
+float element_at(Element element, const std::byte* values, std::size_t i) {
+  if (element == Element::kF32) {
+    float value = 0;
+    std::memcpy(&value, values + i * 4, 4);
+    return value;
+  }
+  std::uint16_t half = 0;
+  std::memcpy(&half, values + i * 2, 2);
+  return element == Element::kF16 ? float16_to_float(half) : bfloat16_to_float(half);
+}
+
+void pack_block(int bits, const Codes& codes, int lane, std::uint32_t* block) {
+  for (const Plane& plane : planes_of(bits)) {
+    if (plane.bits == 0) continue;
+    const std::uint32_t mask = (1U << plane.bits) - 1U;
+    const int per_word = 16 / plane.bits;
+    for (int word = 0; word < plane.bits; ++word) {
+      std::uint32_t value = 0;
+      for (int i = 0; i < per_word; ++i) {
+        const auto pair = static_cast<std::size_t>(word * per_word + i);
+        value |= ((codes[pair] >> plane.shift) & mask) << (i * plane.bits);
+        value |= ((codes[pair + 16] >> plane.shift) & mask) << (16 + i * plane.bits);
+      }
+      block[word * kLanes + lane] = value;
+    }
+    block += plane.bits * kLanes;
+  }
+}
+
+// Calls pack_row for the rows of each tile, tiles in parallel, the last one zeroed first for the rows it lacks.
+template <typename PackRow>
+void for_each_tile(const PackedFormat& format, std::byte* out, const PackRow& pack_row) {
+  run_parts(format.n_tiles(), [&](int tile) {
+    const int begin = tile * kLanes;
+    const int end = std::min(begin + kLanes, format.n_rows);
+    if (end < begin + kLanes) {
+      std::memset(out + static_cast<std::size_t>(tile) * format.tile_bytes(), 0, format.tile_bytes());
+    }
+    for (int row = begin; row < end; ++row) pack_row(row);
+  });
+}
+
+}  // namespace
+
+void pack_dense(const PackedFormat& format, const std::byte* values, std::byte* out) {
+  const std::size_t size = element_bytes(format.element);
+  const auto n_columns = static_cast<std::size_t>(format.n_columns);
+  for_each_tile(format, out, [&](int row) {
+    std::byte* tile = out + static_cast<std::size_t>(row / kLanes) * format.tile_bytes();
+    const std::byte* source = values + static_cast<std::size_t>(row) * n_columns * size;
+    for (std::size_t k = 0; k < n_columns; ++k) {
+      std::memcpy(tile + (k * kLanes + static_cast<std::size_t>(row % kLanes)) * size, source + k * size, size);
+    }
+  });
+}
+
+void pack_quantized(const PackedFormat& format, const std::uint32_t* words, const std::byte* scales,
+                    const std::byte* biases, std::byte* out) {
+  const std::size_t size = element_bytes(format.element);
+  const auto n_groups = static_cast<std::size_t>(format.n_groups());
+  const std::size_t row_words = static_cast<std::size_t>(format.n_columns) * static_cast<std::size_t>(format.bits) / 32;
+  for_each_tile(format, out, [&](int row) {
+    const auto r = static_cast<std::size_t>(row);
+    const auto lane = static_cast<std::size_t>(row % kLanes);
+    std::byte* group = out + static_cast<std::size_t>(row / kLanes) * format.tile_bytes();
+    for (std::size_t g = 0; g < n_groups; ++g, group += format.group_bytes()) {
+      std::memcpy(group + lane * size, scales + (r * n_groups + g) * size, size);
+      std::memcpy(group + (kLanes + lane) * size, biases + (r * n_groups + g) * size, size);
+      std::byte* block = group + 2 * kLanes * size;
+      for (int k = 0; k < format.group_size; k += kBlock, block += format.block_bytes()) {
+        const std::size_t column = g * static_cast<std::size_t>(format.group_size) + static_cast<std::size_t>(k);
+        const std::uint32_t* codes = words + r * row_words + column * static_cast<std::size_t>(format.bits) / 32;
+        pack_block(format.bits, block_codes(codes, format.bits), static_cast<int>(lane),
+                   reinterpret_cast<std::uint32_t*>(block));
+      }
+    }
+  });
+}
+
+namespace {
+
+std::uint32_t packed_code(int bits, const std::uint32_t* block, int column, int lane) {
+  std::uint32_t code = 0;
+  for (const Plane& plane : planes_of(bits)) {
+    if (plane.bits == 0) continue;
+    const Place place = place_of(column, plane.bits);
+    code |= ((block[place.word * kLanes + lane] >> place.shift) & ((1U << plane.bits) - 1U)) << plane.shift;
+    block += plane.bits * kLanes;
+  }
+  return code;
+}
+
+void unpack_quantized_row(const PackedFormat& format, const std::byte* tile, int lane, float* out) {
+  const std::size_t size = element_bytes(format.element);
+  for (int g = 0; g < format.n_groups(); ++g, tile += format.group_bytes()) {
+    const float scale = element_at(format.element, tile, static_cast<std::size_t>(lane));
+    const float bias = element_at(format.element, tile, static_cast<std::size_t>(kLanes + lane));
+    const std::byte* block = tile + 2 * kLanes * size;
+    for (int k = 0; k < format.group_size; ++k) {
+      const auto* words =
+          reinterpret_cast<const std::uint32_t*>(block + static_cast<std::size_t>(k / kBlock) * format.block_bytes());
+      *out++ = scale * static_cast<float>(packed_code(format.bits, words, k % kBlock, lane)) + bias;
+    }
+  }
+}
+
+}  // namespace
+
+void unpack_row(const PackedFormat& format, const std::byte* packed, int row, float* out) {
+  const std::byte* tile = packed + static_cast<std::size_t>(row / kLanes) * format.tile_bytes();
+  const int lane = row % kLanes;
+  if (format.is_quantized()) return unpack_quantized_row(format, tile, lane, out);
+  for (int k = 0; k < format.n_columns; ++k) {
+    out[k] = element_at(format.element, tile, static_cast<std::size_t>(k) * kLanes + static_cast<std::size_t>(lane));
+  }
+}
+
+}  // namespace memoir::kernels::cpu

@@ -1,0 +1,65 @@
+#pragma once
+
+// A weight matrix W [rows, columns] as the CPU kernels read it, and the functions that make and read it. No MLX.
+//
+// Rows are taken in tiles of kLanes = 16, the last tile filled up with zeros, so that the lanes of a vector are
+// outputs: every output sums its columns in their order, alone, whether one row of activations is multiplied or many.
+//
+// Dense (f32, f16, bf16): tile t holds columns x 16 values; column k of row 16 t + l at [t][k][l].
+//
+// Quantized: for each tile, for each group of columns: 16 scales, 16 biases (f16, bf16 or f32), then the codes in
+// blocks of 32 columns. In a block, pair i (0 <= i < 16) is the columns i and i + 16; a uint32 lane holds one row's
+// part of several pairs, column i in the low, column i + 16 in the high half, so that a shift and a mask give the codes
+// of one column. A code of b bits is split into planes of 8, 4, 2 or 1 bits: 3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2; a plane
+// of p bits takes p words of 16 lanes and pair i lies in word i / (16 / p), shifted by (i % (16 / p)) * p. The bytes
+// are as many as in MLX's form, but for the rows that fill the last tile.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace memoir::kernels::cpu {
+
+inline constexpr int kLanes = 16;
+inline constexpr int kBlock = 32;  // columns
+
+enum class Element : std::uint8_t { kF32, kF16, kBF16 };
+
+constexpr std::size_t element_bytes(Element element) {
+  return element == Element::kF32 ? 4 : 2;
+}
+
+struct PackedFormat {
+  int n_rows;
+  int n_columns;
+  Element element;     // of the values, or of scales and biases
+  int bits = 0;        // 0: dense; else 2, 3, 4, 5, 6 or 8
+  int group_size = 0;  // quantized: 32, 64 or 128, divides n_columns
+
+  bool is_quantized() const { return bits > 0; }
+  int n_tiles() const { return (n_rows + kLanes - 1) / kLanes; }
+  int n_groups() const { return n_columns / group_size; }
+
+  std::size_t block_bytes() const { return static_cast<std::size_t>(bits) * kLanes * sizeof(std::uint32_t); }
+  std::size_t group_bytes() const {
+    return 2 * kLanes * element_bytes(element) + static_cast<std::size_t>(group_size / kBlock) * block_bytes();
+  }
+  std::size_t tile_bytes() const {
+    return is_quantized() ? static_cast<std::size_t>(n_groups()) * group_bytes()
+                          : static_cast<std::size_t>(n_columns) * kLanes * element_bytes(element);
+  }
+  std::size_t size_bytes() const { return static_cast<std::size_t>(n_tiles()) * tile_bytes(); }
+};
+
+/// Packs a dense row-major matrix. `values`: n_rows * n_columns elements of format.element. `out`: size_bytes().
+void pack_dense(const PackedFormat& format, const std::byte* values, std::byte* out);
+
+/// Packs MLX's affine form: `words` [n_rows, n_columns * bits / 32], scales and biases [n_rows, n_groups].
+void pack_quantized(const PackedFormat& format, const std::uint32_t* words, const std::byte* scales,
+                    const std::byte* biases, std::byte* out);
+
+/// One row as float32: out has n_columns. 0 <= row < n_rows.
+void unpack_row(const PackedFormat& format, const std::byte* packed, int row, float* out);
+
+}  // namespace memoir::kernels::cpu

@@ -1,0 +1,87 @@
+#pragma once
+
+// Vectors of 16 lanes as plain arrays: right on every machine, and what the others are tested against.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "memoir/base/half.h"
+
+namespace memoir::kernels::cpu {
+
+struct Portable {
+  struct F {
+    float lane[16];
+  };
+  struct I {
+    std::int32_t lane[16];
+  };
+
+  static constexpr int kRows = 2;
+
+  static F zero() { return set(0); }
+  static F set(float value) {
+    return each([&](int) { return value; });
+  }
+  static F load(const float* p) {
+    return each([&](int i) { return p[i]; });
+  }
+  static void store(float* p, F a) { std::memcpy(p, a.lane, sizeof(a.lane)); }
+  static F add(F a, F b) {
+    return each([&](int i) { return a.lane[i] + b.lane[i]; });
+  }
+  static F fma(F a, F b, F c) {
+    return each([&](int i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
+  }
+  static F load_f16(const std::uint16_t* p) {
+    return each([&](int i) { return float16_to_float(p[i]); });
+  }
+  static F load_bf16(const std::uint16_t* p) {
+    return each([&](int i) { return bfloat16_to_float(p[i]); });
+  }
+
+  static I int_load(const void* p) {
+    I a;
+    std::memcpy(a.lane, p, sizeof(a.lane));
+    return a;
+  }
+  static I int_set(std::int32_t value) {
+    return int_each([&](int) { return static_cast<std::uint32_t>(value); });
+  }
+  static I int_or(I a, I b) {
+    return int_each([&](int i) { return bits(a, i) | bits(b, i); });
+  }
+  static I int_and(I a, I b) {
+    return int_each([&](int i) { return bits(a, i) & bits(b, i); });
+  }
+  template <int kBits>
+  static I shift_right(I a) {
+    return int_each([&](int i) { return bits(a, i) >> kBits; });
+  }
+  template <int kBits>
+  static I shift_left(I a) {
+    return int_each([&](int i) { return bits(a, i) << kBits; });
+  }
+  static F to_float(I a) {
+    return each([&](int i) { return static_cast<float>(a.lane[i]); });
+  }
+
+ private:
+  static std::uint32_t bits(const I& a, int i) { return static_cast<std::uint32_t>(a.lane[i]); }
+
+  template <typename Function>
+  static F each(const Function& function) {
+    F a;
+    for (int i = 0; i < 16; ++i) a.lane[i] = function(i);
+    return a;
+  }
+  template <typename Function>
+  static I int_each(const Function& function) {
+    I a;
+    for (int i = 0; i < 16; ++i) a.lane[i] = static_cast<std::int32_t>(function(i));
+    return a;
+  }
+};
+
+}  // namespace memoir::kernels::cpu

@@ -1,0 +1,228 @@
+// Packed weights and their products: against double precision, and bit for bit between numbers of rows, threads and
+// instruction sets.
+
+#include "memoir/kernels/cpu/matmul.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "memoir/base/half.h"
+#include "memoir/kernels/cpu/threads.h"
+
+namespace memoir::kernels::cpu {
+namespace {
+
+constexpr int kColumns = 256;
+
+struct Matrix {
+  PackedFormat format;
+  std::vector<std::byte> packed;
+  std::vector<double> values;  // [n_rows, kColumns], what the stored bytes stand for
+};
+
+float random_float(std::mt19937& random) {
+  return static_cast<float>(random() % 2001) / 1000.0F - 1.0F;
+}
+
+// The bytes of an element, and the value they stand for.
+double put(Element element, float value, std::byte* out) {
+  if (element == Element::kF32) {
+    std::memcpy(out, &value, 4);
+    return value;
+  }
+  const std::uint16_t half = element == Element::kF16 ? float_to_float16(value) : float_to_bfloat16(value);
+  std::memcpy(out, &half, 2);
+  return element == Element::kF16 ? float16_to_float(half) : bfloat16_to_float(half);
+}
+
+Matrix dense_matrix(int n_rows, Element element) {
+  std::mt19937 random(static_cast<unsigned>(n_rows));
+  Matrix m{{n_rows, kColumns, element}, {}, {}};
+  const std::size_t size = element_bytes(element);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(n_rows) * kColumns * size);
+  for (std::size_t i = 0; i < bytes.size() / size; ++i) {
+    m.values.push_back(put(element, random_float(random), bytes.data() + i * size));
+  }
+  m.packed.resize(m.format.size_bytes());
+  pack_dense(m.format, bytes.data(), m.packed.data());
+  return m;
+}
+
+// Random codes in MLX's form: code i of a row lies at bit i * bits of its words, low bits first.
+Matrix quantized_matrix(int n_rows, Element element, int bits, int group_size) {
+  std::mt19937 random(static_cast<unsigned>(n_rows * bits + group_size));
+  Matrix m{{n_rows, kColumns, element, bits, group_size}, {}, {}};
+  const std::size_t size = element_bytes(element);
+  const auto rows = static_cast<std::size_t>(n_rows);
+  const auto row_words = static_cast<std::size_t>(kColumns * bits / 32);
+  const auto n_groups = static_cast<std::size_t>(m.format.n_groups());
+  std::vector<std::uint32_t> words(rows * row_words);
+  for (std::uint32_t& word : words) word = random();
+  std::vector<std::byte> scales(rows * n_groups * size);
+  std::vector<std::byte> biases(scales.size());
+  std::vector<double> scale_values;
+  std::vector<double> bias_values;
+  for (std::size_t i = 0; i < rows * n_groups; ++i) {
+    scale_values.push_back(put(element, random_float(random) / 16, scales.data() + i * size));
+    bias_values.push_back(put(element, random_float(random), biases.data() + i * size));
+  }
+  for (std::size_t row = 0; row < rows; ++row) {
+    for (std::size_t k = 0; k < kColumns; ++k) {
+      std::uint32_t code = 0;
+      for (std::size_t bit = 0; bit < static_cast<std::size_t>(bits); ++bit) {
+        const std::size_t at = k * static_cast<std::size_t>(bits) + bit;
+        code |= ((words[row * row_words + at / 32] >> (at % 32)) & 1U) << bit;
+      }
+      const std::size_t group = row * n_groups + k / static_cast<std::size_t>(group_size);
+      m.values.push_back(scale_values[group] * code + bias_values[group]);
+    }
+  }
+  m.packed.resize(m.format.size_bytes());
+  pack_quantized(m.format, words.data(), scales.data(), biases.data(), m.packed.data());
+  return m;
+}
+
+std::vector<Matrix> all_matrices() {
+  std::vector<Matrix> matrices;
+  for (const int n_rows : {1, 16, 37, 100}) {
+    for (const Element element : {Element::kF32, Element::kF16, Element::kBF16}) {
+      matrices.push_back(dense_matrix(n_rows, element));
+    }
+  }
+  for (const int bits : {2, 3, 4, 5, 6, 8}) {
+    for (const int group_size : {32, 64, 128}) {
+      matrices.push_back(quantized_matrix(group_size == 32 ? 100 : 37, Element::kF16, bits, group_size));
+    }
+    matrices.push_back(quantized_matrix(17, Element::kF32, bits, 32));
+    matrices.push_back(quantized_matrix(17, Element::kBF16, bits, 32));
+  }
+  return matrices;
+}
+
+std::string name_of(const Matrix& m) {
+  return std::to_string(m.format.n_rows) + " rows, element " + std::to_string(static_cast<int>(m.format.element)) +
+         ", " + std::to_string(m.format.bits) + " bits, group " + std::to_string(m.format.group_size);
+}
+
+std::vector<float> random_rows(int n_rows) {
+  std::mt19937 random(7);
+  std::vector<float> x(static_cast<std::size_t>(n_rows) * kColumns);
+  for (float& value : x) value = random_float(random);
+  return x;
+}
+
+std::vector<float> product(const Kernels& set, const Matrix& m, const float* x, int n_rows, const float* bias) {
+  std::vector<float> y(static_cast<std::size_t>(n_rows * m.format.n_rows));
+  std::vector<float> panel(static_cast<std::size_t>(kTileRun) * kLanes * kColumns);
+  set.matmul_tiles({m.format, m.packed.data(), n_rows, x, bias, y.data()}, 0, m.format.n_tiles(), panel.data());
+  return y;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+TEST(Packed, TakesTheBytesOfTheStoredForm) {
+  const PackedFormat format{64, kColumns, Element::kF16, 4, 32};
+  EXPECT_EQ(format.size_bytes(), 64U * kColumns / 2 + 2 * 2 * 64U * kColumns / 32);
+  EXPECT_EQ((PackedFormat{64, kColumns, Element::kBF16}.size_bytes()), 64U * kColumns * 2);
+}
+
+TEST(Packed, RowsComeBackAsTheyWere) {
+  for (const Matrix& m : all_matrices()) {
+    std::vector<float> row(kColumns);
+    for (int r = 0; r < m.format.n_rows; ++r) {
+      unpack_row(m.format, m.packed.data(), r, row.data());
+      for (std::size_t k = 0; k < kColumns; ++k) {
+        ASSERT_NEAR(row[k], m.values[static_cast<std::size_t>(r) * kColumns + k], 1e-5) << name_of(m);
+      }
+    }
+  }
+}
+
+TEST(Matmul, AgreesWithDoublePrecisionInEveryFormatAndSet) {
+  const int n_rows = 9;
+  const std::vector<float> x = random_rows(n_rows);
+  const KernelList list = supported_kernels();
+  for (const Matrix& m : all_matrices()) {
+    const auto n_outputs = static_cast<std::size_t>(m.format.n_rows);
+    const std::vector<float> bias(n_outputs, 0.5F);
+    for (int i = 0; i < list.n_sets; ++i) {
+      const std::vector<float> y = product(*list.sets[i], m, x.data(), n_rows, bias.data());
+      for (std::size_t at = 0; at < y.size(); ++at) {
+        double sum = 0.5;
+        double size = 0.5;
+        for (std::size_t k = 0; k < kColumns; ++k) {
+          const double term =
+              m.values[at % n_outputs * kColumns + k] * static_cast<double>(x[at / n_outputs * kColumns + k]);
+          sum += term;
+          size += std::abs(term);
+        }
+        ASSERT_NEAR(y[at], sum, size * 2e-6) << name_of(m) << ", " << list.sets[i]->name;
+      }
+    }
+  }
+}
+
+TEST(Matmul, GivesTheSameBitsForOneRowAndForManyInEverySet) {
+  const int n_rows = 19;
+  const std::vector<float> x = random_rows(n_rows);
+  const KernelList list = supported_kernels();
+  for (const Matrix& m : all_matrices()) {
+    const std::vector<float> all = product(*list.sets[0], m, x.data(), n_rows, nullptr);
+    for (int i = 0; i < list.n_sets; ++i) {
+      EXPECT_TRUE(same_bits(product(*list.sets[i], m, x.data(), n_rows, nullptr), all))
+          << name_of(m) << ", " << list.sets[i]->name;
+      for (const int n_at_once : {1, 2, 3, 7}) {
+        std::vector<float> joined;
+        for (int row = 0; row < n_rows; row += n_at_once) {
+          const std::vector<float> part =
+              product(*list.sets[i], m, x.data() + static_cast<std::ptrdiff_t>(row) * kColumns,
+                      std::min(n_at_once, n_rows - row), nullptr);
+          joined.insert(joined.end(), part.begin(), part.end());
+        }
+        EXPECT_TRUE(same_bits(joined, all)) << name_of(m) << ", " << list.sets[i]->name << ", rows " << n_at_once;
+      }
+    }
+  }
+}
+
+TEST(Matmul, GivesTheSameBitsOnAnyNumberOfThreads) {
+  const int n_rows = 5;
+  const std::vector<float> x = random_rows(n_rows);
+  const int before = n_threads();
+  for (const Matrix& m : all_matrices()) {
+    std::vector<float> one;
+    for (const int n : {1, 2, 3, 5}) {
+      set_n_threads(n);
+      std::vector<float> y(static_cast<std::size_t>(n_rows * m.format.n_rows));
+      matmul({m.format, m.packed.data(), n_rows, x.data(), nullptr, y.data()});
+      if (one.empty()) one = y;
+      EXPECT_TRUE(same_bits(y, one)) << name_of(m) << ", threads " << n;
+    }
+  }
+  set_n_threads(before);
+}
+
+TEST(Matmul, ANanReachesItsRowOnly) {
+  const Matrix m = quantized_matrix(37, Element::kF16, 4, 32);
+  std::vector<float> x = random_rows(3);
+  x[kColumns + 5] = std::nanf("");
+  const std::vector<float> y = product(*supported_kernels().sets[0], m, x.data(), 3, nullptr);
+  for (std::size_t n = 0; n < 37; ++n) {
+    EXPECT_TRUE(std::isfinite(y[n]));
+    EXPECT_TRUE(std::isnan(y[37 + n]));
+    EXPECT_TRUE(std::isfinite(y[74 + n]));
+  }
+}
+
+TEST(Threads, RefusesLessThanOne) {
+  EXPECT_THROW(set_n_threads(0), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace memoir::kernels::cpu
