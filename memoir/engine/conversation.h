@@ -7,10 +7,12 @@
 // tokenizer would choose for its text, and one that differs makes everything behind it be computed again. So while the
 // rendering continues the text of the last prompt and answer, only what is new is encoded. A template that rewrites
 // earlier turns (drops thoughts, trims) falls back to encoding all; Session::reuse then keeps what still matches.
+//
 // Limit: a SentencePiece tokenizer puts a space before what it encodes, so with such models the new part may differ by
 // one from encoding all at once. The rendered chat is encoded with special tokens parsed, so a message that contains a
-// special token's text contains the token. Ownership: refers to the tokenizer and template, which must outlive it.
-// Threads: one at a time.
+// special token's text contains the token.
+//
+// Ownership: refers to the tokenizer and template, which must outlive it. Threads: one at a time.
 
 #include <nlohmann/json.hpp>
 #include <string>

@@ -22,10 +22,15 @@ int Session::reuse(std::span<const TokenId> prompt) {
 }
 
 mx::array Session::forward(std::span<const TokenId> tokens, model::LogitRows rows) {
-  tokens_.reserve(tokens_.size() + tokens.size());  // so that nothing can throw once the cache has moved
-  mx::array logits = model_.forward(tokens, cache_, rows);
+  // The tokens first: appending can throw, and must not once the cache has moved.
+  const std::size_t n_before = tokens_.size();
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-  return logits;
+  try {
+    return model_.forward(tokens, cache_, rows);
+  } catch (...) {
+    tokens_.resize(n_before);
+    throw;
+  }
 }
 
 }  // namespace memoir::engine

@@ -249,7 +249,7 @@ void read_flags(const ConfigFields& fields, ModelConfig& config) {
   }
 }
 
-ModelConfig read_fields(const json& whole, const std::string& path) {
+ModelConfig read_fields(const json& whole, const std::string& path, const ModelTypeCheck& check) {
   const ConfigFields outer(whole, path);
   const json* text = outer.find("text_config");
   if (text != nullptr && !text->is_object()) outer.fail("text_config", "is not an object");
@@ -261,6 +261,7 @@ ModelConfig read_fields(const json& whole, const std::string& path) {
   const auto model_type = fields.string("model_type");
   if (!model_type) fields.fail("model_type", "is missing");
   config.model_type = *model_type;
+  if (check) check(config.model_type, path);
   read_sizes(fields, config);
   read_flags(fields, config);
   config.sliding_window = read_window(fields, config.raw, config.model_type);
@@ -275,8 +276,7 @@ ModelConfig read_fields(const json& whole, const std::string& path) {
 }
 
 void check_rotated(const ModelConfig& config, const RopeConfig& rope, const ConfigKeys& keys) {
-  // transformers takes int(head_dim * factor).
-  const auto rotated = static_cast<int>(config.head_dim * rope.partial_rotary_factor);
+  const int rotated = rotated_dims(config.head_dim, rope);
   if (rotated < 2 || rotated % 2 != 0) {
     throw FormatError(config.path, keys.rope,
                       "rotates " + std::to_string(rotated) + " of " + std::to_string(config.head_dim) +
@@ -294,6 +294,10 @@ void check_rotated(const ModelConfig& config, const RopeConfig& rope, const Conf
 
 bool is_attention_free(std::string_view model_type) {
   return model_type == "mamba" || model_type == "mamba2";
+}
+
+int rotated_dims(int head_dim, const RopeConfig& rope) {
+  return static_cast<int>(head_dim * rope.partial_rotary_factor);
 }
 
 void check_heads(const ModelConfig& config, const ConfigKeys& keys) {
@@ -316,13 +320,13 @@ void check_heads(const ModelConfig& config, const ConfigKeys& keys) {
   for (const auto& [layer_type, rope] : config.layer_ropes) check_rotated(config, rope, keys);
 }
 
-ModelConfig parse_config(std::string_view json_text, const std::string& path) {
-  return read_fields(parse_json(json_text, path), path);
+ModelConfig parse_config(std::string_view json_text, const std::string& path, const ModelTypeCheck& check) {
+  return read_fields(parse_json(json_text, path), path, check);
 }
 
-ModelConfig read_config(const std::filesystem::path& directory) {
+ModelConfig read_config(const std::filesystem::path& directory, const ModelTypeCheck& check) {
   const auto path = directory / "config.json";
-  ModelConfig config = parse_config(read_text_file(path, kMaxConfigBytes), path.string());
+  ModelConfig config = parse_config(read_text_file(path, kMaxConfigBytes), path.string(), check);
 
   const auto generation_path = directory / "generation_config.json";
   std::error_code error;

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -44,6 +45,9 @@ struct RopeConfig {
   std::vector<double> short_factors;  // longrope, one for each pair of rotated dimensions; empty from GGUF
   std::vector<double> long_factors;
 };
+
+/// How many of a head's dimensions `rope` turns: int(head_dim * factor), as transformers takes it.
+int rotated_dims(int head_dim, const RopeConfig& rope);
 
 struct ModuleQuantization {
   int group_size = 64;
@@ -89,12 +93,16 @@ struct ModelConfig {
   nlohmann::json raw;
 };
 
+/// Called with the model type and the file as soon as the type is known, before any key that not every architecture
+/// has; refuses by throwing. May be empty.
+using ModelTypeCheck = std::function<void(const std::string& model_type, const std::string& path)>;
+
 /// Reads `directory`/config.json, and the ids of `directory`/generation_config.json where that exists.
 /// Throws FileError, FormatError (path, key) or UnsupportedError (RoPE type, quantization method).
-ModelConfig read_config(const std::filesystem::path& directory);
+ModelConfig read_config(const std::filesystem::path& directory, const ModelTypeCheck& check = {});
 
 /// The same from a text, without generation_config.json. `path` is only named in messages.
-ModelConfig parse_config(std::string_view json_text, const std::string& path);
+ModelConfig parse_config(std::string_view json_text, const std::string& path, const ModelTypeCheck& check = {});
 
 /// From the metadata of a GGUF file. model_type is general.architecture in Hugging Face's spelling ("qwen3moe" ->
 /// "qwen3_moe"); "llama" stands for Llama and Mistral alike.
@@ -102,6 +110,6 @@ ModelConfig parse_config(std::string_view json_text, const std::string& path);
 /// the frequencies (rope.type is "default" there) and rope_factors_long.weight / _short.weight (longrope); the order of
 /// rows in attn_q and attn_k, which converters permute for "llama".
 /// tie_embeddings: there is no tensor output.weight. attention_bias, mlp_bias: the first layer has such tensors.
-ModelConfig config_from_gguf(const GgufFile& file);
+ModelConfig config_from_gguf(const GgufFile& file, const ModelTypeCheck& check = {});
 
 }  // namespace memoir::model

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "memoir/base/error.h"
+#include "memoir/model/config_limits.h"
 
 namespace memoir::model {
 namespace {
@@ -62,8 +63,7 @@ std::optional<double> ConfigFields::number(std::string_view key) const {
 
 std::optional<double> ConfigFields::positive(std::string_view key) const {
   const auto value = number(key);
-  // Kernels compute in float32.
-  if (value && !(*value >= std::numeric_limits<float>::min() && *value <= std::numeric_limits<float>::max())) {
+  if (value && !is_positive_float(*value)) {
     fail(key, "is " + std::to_string(*value) + ", expected a number above 0 that float32 can hold");
   }
   return value;

@@ -63,7 +63,7 @@ class Keys {
 
   std::optional<double> positive(const std::string& key) const {
     const auto value = file_.number(name(key));
-    if (value && (!std::isfinite(*value) || *value <= 0)) fail(key, "is not a finite number above 0");
+    if (value && !is_positive_float(*value)) fail(key, "is not a finite number above 0");
     return value;
   }
 
@@ -179,13 +179,14 @@ json read_raw(const GgufFile& file, const std::string& prefix, int n_layers) {
 
 }  // namespace
 
-ModelConfig config_from_gguf(const GgufFile& file) {
+ModelConfig config_from_gguf(const GgufFile& file, const ModelTypeCheck& check) {
   const std::string* architecture = file.string("general.architecture");
   if (architecture == nullptr) throw FormatError(file.path(), "general.architecture", "is missing");
   const Keys keys(file, *architecture);
   ModelConfig config;
   config.path = file.path();
   config.model_type = hugging_face_name(*architecture);
+  if (check) check(config.model_type, config.path);
   config.n_layers = keys.required("block_count", kMaxLayers);
   config.hidden_size = keys.required("embedding_length", kMaxHiddenSize);
   config.vocab_size = read_vocab_size(file, keys);

@@ -4,6 +4,7 @@
 // products of a few of them stay inside 64 bits.
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -32,5 +33,10 @@ struct ConfigKeys {
 
 /// Whether heads, their size and the rotated part of them fit together. Throws FormatError.
 void check_heads(const ModelConfig& config, const ConfigKeys& keys);
+
+/// Whether a constant that must be above 0 is so in float32, which kernels compute in. False for NaN.
+constexpr bool is_positive_float(double value) {
+  return value >= std::numeric_limits<float>::min() && value <= std::numeric_limits<float>::max();
+}
 
 }  // namespace memoir::model

@@ -68,13 +68,9 @@ mx::array GatedMlp::operator()(const mx::array& x) const {
   return down(kernels::swiglu(gate(x), up(x)));
 }
 
-int rope_dims(const ModelConfig& config) {
-  return static_cast<int>(config.head_dim * config.rope.partial_rotary_factor);
-}
-
 kernels::Rope make_rope(const ModelConfig& config, const std::optional<mx::array>& factors) {
   const RopeConfig& rope = config.rope;
-  const int n_dims = rope_dims(config);
+  const int n_dims = rotated_dims(config.head_dim, rope);
   kernels::Rope result{n_dims, /* traditional = */ false, rope.theta};
   std::vector<double> periods(static_cast<std::size_t>(n_dims / 2));
   for (std::size_t i = 0; i < periods.size(); ++i) {

@@ -50,9 +50,6 @@ struct GatedMlp {
   std::size_t size_bytes() const { return gate.size_bytes() + up.size_bytes() + down.size_bytes(); }
 };
 
-/// How many dimensions of a head turn.
-int rope_dims(const ModelConfig& config);
-
 /// How the heads of a model turn. Formulas: "default" theta^(2i/d); "linear" divides positions by the factor
 /// (arXiv:2306.15595); "llama3" stretches long periods by the factor, leaves short ones, and blends between (as
 /// transformers' _compute_llama3_parameters). `factors`, where a file carries them (GGUF's rope_freqs.weight,

@@ -60,7 +60,7 @@ Block read_block(Weights& weights, const std::string& module, const ModelConfig&
 kernels::Rope read_rope(Weights& weights, const ModelConfig& config) {
   const std::string name = "rope_freqs.weight";
   if (!weights.has(name)) return make_rope(config, std::nullopt);
-  return make_rope(config, weights.vector(name, rope_dims(config) / 2));
+  return make_rope(config, weights.vector(name, rotated_dims(config.head_dim, config.rope) / 2));
 }
 
 class Llama : public Model {

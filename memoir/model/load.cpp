@@ -1,12 +1,10 @@
 #include "memoir/model/load.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "memoir/base/error.h"
 #include "memoir/base/gguf.h"
-#include "memoir/base/json_text.h"
 #include "memoir/model/config.h"
 #include "memoir/model/weights.h"
 
@@ -47,17 +45,8 @@ LoadedModel assemble(const ModelConfig& config, Weights& weights, std::optional<
   return loaded;
 }
 
-// Named first: the configuration of another architecture may lack the very keys that a Llama has.
-void check_model_type(const fs::path& directory) {
-  const fs::path file = directory / "config.json";
-  const nlohmann::json config = parse_json(read_text_file(file), file.string());
-  if (!config.is_object() || !config.contains("model_type") || !config["model_type"].is_string()) return;
-  check_supported(config["model_type"].get<std::string>(), file.string());
-}
-
 LoadedModel load_directory(const fs::path& path) {
-  check_model_type(path);
-  const ModelConfig config = read_config(path);
+  const ModelConfig config = read_config(path, check_supported);
   std::optional<text::Tokenizer> tokenizer;
   std::error_code error;
   if (fs::exists(path / "tokenizer.json", error)) tokenizer = text::Tokenizer::from_directory(path);
@@ -66,10 +55,7 @@ LoadedModel load_directory(const fs::path& path) {
 
 LoadedModel load_gguf(const fs::path& path) {
   GgufFile file = GgufFile::open(path);
-  if (const std::string* architecture = file.string("general.architecture")) {
-    check_supported(*architecture, path.string());
-  }
-  const ModelConfig config = config_from_gguf(file);
+  const ModelConfig config = config_from_gguf(file, check_supported);
   text::Tokenizer tokenizer = text::Tokenizer::from_gguf(file);
   return assemble(config, *open_gguf_weights(std::move(file), config), std::move(tokenizer));
 }

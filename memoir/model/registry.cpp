@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
@@ -26,20 +25,21 @@ std::string known_types() {
   return types;
 }
 
-}  // namespace
-
-void check_supported(const std::string& model_type, const std::string& path) {
+const Family& find_family(const std::string& model_type, const std::string& path) {
   for (const Family& family : kFamilies) {
-    if (family.model_type == model_type) return;
+    if (family.model_type == model_type) return family;
   }
   throw UnsupportedError(path, "model_type", "unknown architecture '" + model_type + "', memoir has: " + known_types());
 }
 
+}  // namespace
+
+void check_supported(const std::string& model_type, const std::string& path) {
+  find_family(model_type, path);
+}
+
 std::unique_ptr<Model> make_model(const ModelConfig& config, Weights& weights) {
-  check_supported(config.model_type, config.path);
-  const auto* family = std::find_if(kFamilies.begin(), kFamilies.end(),
-                                    [&](const Family& candidate) { return candidate.model_type == config.model_type; });
-  std::unique_ptr<Model> model = family->make(config, weights);
+  std::unique_ptr<Model> model = find_family(config.model_type, config.path).make(config, weights);
   weights.finish();
   return model;
 }

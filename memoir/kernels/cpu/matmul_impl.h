@@ -59,6 +59,30 @@ void store_tile(const MatmulArgs& args, int row, int tile, typename S::F y) {
   }
 }
 
+// The sums of kRows rows against kTiles tiles while the columns pass by, in registers.
+template <typename S, int kRows, int kTiles>
+struct Sums {
+  typename S::F y[kRows][kTiles];
+
+  [[gnu::always_inline]] Sums() {
+    unrolled<kRows * kTiles>([&](auto i) __attribute__((always_inline)) { y[i / kTiles][i % kTiles] = S::zero(); });
+  }
+
+  // One column: w of each tile times x of each row, the rows n_columns apart.
+  [[gnu::always_inline]] void add(const typename S::F (&w)[kTiles], const float* x, std::size_t n_columns) {
+    unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
+      const typename S::F value = S::set(x[static_cast<std::size_t>(r) * n_columns]);
+      unrolled<kTiles>([&](auto t) __attribute__((always_inline)) { y[r][t] = S::fma(w[t], value, y[r][t]); });
+    });
+  }
+
+  void store(const MatmulArgs& args, int row, int tile) const {
+    for (int r = 0; r < kRows; ++r) {
+      for (int t = 0; t < kTiles; ++t) store_tile<S>(args, row + r, tile + t, y[r][t]);
+    }
+  }
+};
+
 // kRows rows of x against kTiles tiles, the codes turned to weights on the way: for few rows.
 template <typename S, int kLow, int kHigh, int kRows, int kTiles>
 void quantized_rows(const MatmulArgs& args, int tile, int row) {
@@ -69,8 +93,7 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
   const std::size_t block_bytes = static_cast<std::size_t>(kLow + kHigh) * kLanes * 4;
   const float* x = args.x + static_cast<std::size_t>(row) * n_columns;
   const std::byte* at = args.weights + static_cast<std::size_t>(tile) * tile_bytes;
-  typename S::F y[kRows][kTiles];
-  unrolled<kRows * kTiles>([&](auto i) __attribute__((always_inline)) { y[i / kTiles][i % kTiles] = S::zero(); });
+  Sums<S, kRows, kTiles> sums;
   for (int g = 0; g < format.n_groups(); ++g) {
     typename S::F scale[kTiles];
     typename S::F bias[kTiles];
@@ -86,16 +109,11 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
           const auto codes = block_codes<S, kLow, kHigh, i>(at + static_cast<std::size_t>(t) * tile_bytes);
           w[t] = S::fma(S::to_float(codes), scale[t], bias[t]);
         });
-        unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
-          const typename S::F value = S::set(x[static_cast<std::size_t>(r) * n_columns + i]);
-          unrolled<kTiles>([&](auto t) __attribute__((always_inline)) { y[r][t] = S::fma(w[t], value, y[r][t]); });
-        });
+        sums.add(w, x + i, n_columns);
       });
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int t = 0; t < kTiles; ++t) store_tile<S>(args, row + r, tile + t, y[r][t]);
-  }
+  sums.store(args, row, tile);
 }
 
 // A tile's weights as float32, [K, kLanes].
@@ -121,21 +139,15 @@ template <typename S, Element kElement, int kRows, int kTiles>
 void dense_rows(const MatmulArgs& args, const std::byte* at, std::size_t tile_bytes, int tile, int row) {
   const auto n_columns = static_cast<std::size_t>(args.format.n_columns);
   const float* x = args.x + static_cast<std::size_t>(row) * n_columns;
-  typename S::F y[kRows][kTiles];
-  unrolled<kRows * kTiles>([&](auto i) __attribute__((always_inline)) { y[i / kTiles][i % kTiles] = S::zero(); });
+  Sums<S, kRows, kTiles> sums;
   for (std::size_t k = 0; k < n_columns; ++k, at += kLanes * element_bytes(kElement)) {
     typename S::F w[kTiles];
     unrolled<kTiles>([&](auto t) __attribute__((always_inline)) {
       w[t] = load_elements<S>(kElement, at + static_cast<std::size_t>(t) * tile_bytes);
     });
-    unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
-      const typename S::F value = S::set(x[static_cast<std::size_t>(r) * n_columns + k]);
-      unrolled<kTiles>([&](auto t) __attribute__((always_inline)) { y[r][t] = S::fma(w[t], value, y[r][t]); });
-    });
+    sums.add(w, x + k, n_columns);
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int t = 0; t < kTiles; ++t) store_tile<S>(args, row + r, tile + t, y[r][t]);
-  }
+  sums.store(args, row, tile);
 }
 
 template <typename S, Element kElement, int kTiles>

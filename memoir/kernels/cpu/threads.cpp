@@ -23,8 +23,9 @@ void set_n_threads(int n) {
 }
 
 int n_threads() {
+  static const int n_cores = physical_cores();  // reads files, and every product asks
   const int n = chosen;
-  return n > 0 ? n : physical_cores();
+  return n > 0 ? n : n_cores;
 }
 
 }  // namespace memoir::kernels::cpu
