@@ -20,7 +20,8 @@ setup: ## install what is missing: packages, MLX in .venv, the model in models/
 build: setup ## build/release
 	@$(as_owner) tools/build.sh release >&2
 
-run: build ## chat with SmolLM2; without a terminal, answer one fixed prompt
+run: setup ## chat with SmolLM2; without a terminal, answer one fixed prompt
+	@$(as_owner) tools/build.sh release memoir_cli >&2
 	@if [ -t 0 ]; then \
 	  exec $(as_owner) build/release/bin/memoir chat; \
 	else \

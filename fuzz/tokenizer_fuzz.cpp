@@ -22,11 +22,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     const Tokenizer tokenizer = Tokenizer::from_json(bytes.substr(0, end), "fuzz");
     const std::vector<TokenId> ids = tokenizer.encode(text, {.add_special = true, .parse_special = true});
-    StreamingDetokenizer stream(tokenizer);
-    std::string streamed;
-    for (const TokenId id : ids) streamed += stream.push(id);
-    streamed += stream.finish();
-    if (streamed != tokenizer.decode(ids) || !utf8::valid(streamed)) std::abort();
+    for (const bool is_continuation : {false, true}) {
+      const Tokenizer::DecodeOptions options{.is_continuation = is_continuation};
+      StreamingDetokenizer stream(tokenizer, options);
+      std::string streamed;
+      for (const TokenId id : ids) streamed += stream.push(id);
+      streamed += stream.finish();
+      if (streamed != tokenizer.decode(ids, options) || !utf8::valid(streamed)) std::abort();
+    }
+    if (!ids.empty()) tokenizer.encode(text, {.add_special = true, .previous = ids.back()});
   } catch (const InputError&) {
   }
   return 0;

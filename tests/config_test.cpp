@@ -9,6 +9,7 @@
 #include "gguf_builder.h"
 #include "memoir/base/error.h"
 #include "memoir/base/json_text.h"
+#include "memoir/engine/sampler.h"
 
 namespace memoir::model {
 namespace {
@@ -274,6 +275,14 @@ TEST(ConfigTest, RefusesSizesThatCannotBe) {
   expect_value_refused<FormatError>("hidden_act", 1);
 }
 
+// One limit for all who count tokens: a model that loads can be sampled from.
+TEST(ConfigTest, TheVocabularyHasTheSamplersLimit) {
+  EXPECT_EQ(parse_with("vocab_size", kMaxVocab).vocab_size, kMaxVocab);
+  expect_value_refused<FormatError>("vocab_size", kMaxVocab + 1);
+  EXPECT_NO_THROW(engine::Sampler({}, kMaxVocab));
+  EXPECT_THROW(engine::Sampler({}, kMaxVocab + 1), std::invalid_argument);
+}
+
 TEST(ConfigTest, RefusesHeadsThatDoNotFit) {
   json config = small_config();
   config["num_key_value_heads"] = 3;
@@ -333,6 +342,12 @@ TEST(ConfigTest, RefusesOtherQuantizations) {
   refused({{"group_size", 64}, {"bits", 4}, {"lm_head", {{"group_size", 64}, {"bits", 8}, {"mode", "nvfp4"}}}},
           "lm_head.mode");
   json config = small_config();
+  // mlx-lm raises an error for such a value of a module, too (nn.quantize: "must return a bool or a dict"), but for
+  // null, which it takes for false.
+  for (const json& value : {json("x"), json(nullptr), json(4), json::array({64, 4})}) {
+    config["quantization"] = {{"group_size", 64}, {"bits", 4}, {"lm_head", value}};
+    expect_refused<FormatError>(config, "quantization.lm_head", "expected an object, true or false");
+  }
   config["quantization"] = {{"group_size", 64}, {"bits", 9}};
   expect_refused<FormatError>(config, "quantization.bits");
   config["quantization"] = {{"bits", 4}};
@@ -397,6 +412,15 @@ GgufBuilder small_gguf() {
   return file;
 }
 
+// An architecture whose heads may turn in part.
+GgufBuilder other_gguf() {
+  GgufBuilder file;
+  file.string("general.architecture", "phi3").integer("phi3.block_count", 4).integer("phi3.embedding_length", 48);
+  file.integer("phi3.feed_forward_length", 80).integer("phi3.attention.head_count", 4);
+  file.integer("phi3.context_length", 512).integer("phi3.vocab_size", 160);
+  return file;
+}
+
 ModelConfig from_gguf(const GgufBuilder& builder) {
   return config_from_gguf(GgufFile(test::source_of(builder.bytes())));
 }
@@ -414,9 +438,9 @@ void expect_gguf_refused(const GgufBuilder& builder, const std::string& key) {
 TEST(ConfigGgufTest, ReadsTheMetadata) {
   GgufBuilder file = small_gguf();
   file.integer("llama.attention.head_count_kv", 2).integer("llama.attention.key_length", 16);
-  file.integer("llama.rope.dimension_count", 8).integer("llama.vocab_size", 160).integer("llama.expert_count", 8);
+  file.integer("llama.rope.dimension_count", 16).integer("llama.vocab_size", 160).integer("llama.expert_count", 8);
   file.integer("tokenizer.ggml.bos_token_id", 1).integer("tokenizer.ggml.eos_token_id", 2);
-  file.integer("tokenizer.ggml.eot_token_id", 9).integer("llama.attention.sliding_window", 128);
+  file.integer("tokenizer.ggml.eot_token_id", 9).boolean("llama.attention.causal", true);
   const ModelConfig config = from_gguf(file);
   EXPECT_EQ(config.model_type, "llama");
   EXPECT_EQ(config.n_layers, 4);
@@ -428,10 +452,10 @@ TEST(ConfigGgufTest, ReadsTheMetadata) {
   EXPECT_EQ(config.vocab_size, 160);
   EXPECT_EQ(config.max_position, 512);
   EXPECT_EQ(config.rms_norm_eps, 0.5);
-  EXPECT_EQ(config.sliding_window, 128);
+  EXPECT_EQ(config.sliding_window, std::nullopt);
   EXPECT_EQ(config.rope.type, "default");
   EXPECT_EQ(config.rope.theta, 30000.0);
-  EXPECT_EQ(config.rope.partial_rotary_factor, 0.5);
+  EXPECT_EQ(config.rope.partial_rotary_factor, 1.0);
   EXPECT_EQ(config.eos_ids, (std::vector<TokenId>{2, 9}));
   EXPECT_EQ(config.bos_id, 1);
   EXPECT_EQ(config.raw["expert_count"], 8);
@@ -471,13 +495,71 @@ TEST(ConfigGgufTest, ReadsRopeScaling) {
   EXPECT_EQ(rope.original_max_position, 128);
 }
 
+// llama.cpp, src/llama-model.cpp: rope_scaling("linear") is the type where the file has none, and rope.scale_linear the
+// factor where rope.scaling.factor is missing; src/llama-context.cpp: type none means a factor of 1.
+TEST(ConfigGgufTest, AFactorWithoutATypeIsLinear) {
+  GgufBuilder base = small_gguf();
+  base.integer("llama.vocab_size", 160);
+  const auto rope = [&](const auto& add) {
+    GgufBuilder file = base;
+    add(file);
+    return from_gguf(file).rope;
+  };
+  const auto newer = rope([](GgufBuilder& file) { file.number("llama.rope.scaling.factor", 4); });
+  EXPECT_EQ(newer.type, "linear");
+  EXPECT_EQ(newer.factor, 4.0);
+  const auto older = rope([](GgufBuilder& file) { file.number("llama.rope.scale_linear", 2); });
+  EXPECT_EQ(older.type, "linear");
+  EXPECT_EQ(older.factor, 2.0);
+  const auto both =
+      rope([](GgufBuilder& file) { file.number("llama.rope.scale_linear", 2).number("llama.rope.scaling.factor", 4); });
+  EXPECT_EQ(both.factor, 4.0);
+  EXPECT_EQ(rope([](GgufBuilder& file) { file.number("llama.rope.scaling.factor", 1); }).type, "default");
+  const auto none = rope(
+      [](GgufBuilder& file) { file.number("llama.rope.scaling.factor", 4).string("llama.rope.scaling.type", "none"); });
+  EXPECT_EQ(none.type, "default");
+  EXPECT_EQ(none.factor, 1.0);
+}
+
+// llama.cpp: yarn's factor on queries and keys is attn_factor * (1 + 0.1 ln(factor)) (ggml's rope_yarn), longrope's is
+// attn_factor, and the other types' too, which memoir's rotation does not have.
+TEST(ConfigGgufTest, AttentionFactorsAreReadOrRefused) {
+  const auto with = [](const char* type, float attention_factor) {
+    GgufBuilder file = small_gguf();
+    file.integer("llama.vocab_size", 160).string("llama.rope.scaling.type", type);
+    file.number("llama.rope.scaling.factor", 4).number("llama.rope.scaling.attn_factor", attention_factor);
+    return file;
+  };
+  EXPECT_NEAR(from_gguf(with("yarn", 0.5F)).rope.attention_factor.value(), 0.5 * (1 + 0.1 * std::log(4.0)), 1e-12);
+  EXPECT_EQ(from_gguf(with("longrope", 1.25F)).rope.attention_factor, 1.25);
+  EXPECT_EQ(from_gguf(with("linear", 1)).rope.attention_factor, std::nullopt);
+  expect_gguf_refused<UnsupportedError>(with("linear", 1.25F), "llama.rope.scaling.attn_factor");
+  expect_gguf_refused<UnsupportedError>(with("none", 1.25F), "llama.rope.scaling.attn_factor");
+  expect_gguf_refused<FormatError>(with("yarn", 0), "llama.rope.scaling.attn_factor");
+}
+
+// llama.cpp's llama_model_llama::load_arch_hparams reads no window; that of phi3, for one, does.
+TEST(ConfigGgufTest, AWindowCountsInOtherArchitecturesThanLlama) {
+  GgufBuilder file = small_gguf();
+  file.integer("llama.vocab_size", 160).integer("llama.attention.sliding_window", 128);
+  EXPECT_EQ(from_gguf(file).sliding_window, std::nullopt);
+  GgufBuilder other = other_gguf();
+  other.integer("phi3.attention.sliding_window", 128);
+  EXPECT_EQ(from_gguf(other).sliding_window, 128);
+}
+
+TEST(ConfigGgufTest, AttentionThatIsNotCausalIsRefused) {
+  GgufBuilder file = small_gguf();
+  file.integer("llama.vocab_size", 160).boolean("llama.attention.causal", false);
+  expect_gguf_refused<UnsupportedError>(file, "llama.attention.causal");
+}
+
 // The number of rotated dimensions must survive the division: transformers' int(head_dim * factor).
 TEST(ConfigGgufTest, RotatedDimensionsComeBackExactly) {
   for (std::uint32_t head_dim = 2; head_dim <= 256; head_dim += 2) {
     for (std::uint32_t rotated = 2; rotated <= head_dim; rotated += 2) {
-      GgufBuilder file = small_gguf();
-      file.integer("llama.vocab_size", 160).integer("llama.attention.key_length", head_dim);
-      file.integer("llama.rope.dimension_count", rotated);
+      GgufBuilder file = other_gguf();
+      file.integer("phi3.attention.key_length", head_dim).integer("phi3.rope.dimension_count", rotated);
       const ModelConfig config = from_gguf(file);
       EXPECT_EQ(static_cast<std::uint32_t>(config.head_dim * config.rope.partial_rotary_factor), rotated) << head_dim;
     }
@@ -509,7 +591,12 @@ TEST(ConfigGgufTest, RefusesWhatCannotBe) {
   expect_gguf_refused<FormatError>(with("llama.attention.key_length", 15), "llama.attention.key_length");
   expect_gguf_refused<FormatError>(with("llama.attention.key_length", ~0U), "llama.attention.key_length");
   expect_gguf_refused<FormatError>(with("llama.rope.dimension_count", 14), "llama.rope.dimension_count");
-  expect_gguf_refused<FormatError>(with("llama.rope.dimension_count", 5), "llama.rope.dimension_count");
+  // llama.cpp: "invalid n_rot".
+  expect_gguf_refused<UnsupportedError>(with("llama.rope.dimension_count", 6), "llama.rope.dimension_count");
+  GgufBuilder odd = other_gguf();
+  odd.integer("phi3.rope.dimension_count", 5);
+  expect_gguf_refused<FormatError>(odd, "phi3.rope.dimension_count");
+  expect_gguf_refused<FormatError>(with("tokenizer.ggml.bos_token_id", kMaxVocab + 1), "tokenizer.ggml.bos_token_id");
   expect_gguf_refused<FormatError>(with("llama.rope.scaling.type", 5), "llama.rope.scaling.type");
   expect_gguf_refused<FormatError>(with("tokenizer.ggml.eos_token_id", 1U << 30), "tokenizer.ggml.eos_token_id");
   GgufBuilder file = base;

@@ -1,7 +1,7 @@
 // Packed weights and their products: against double precision, and bit for bit between numbers of rows, threads and
 // instruction sets.
 
-#include "memoir/kernels/cpu/matmul.h"
+#include "memoir/kernels/cpu/kernels.h"
 
 #include <gtest/gtest.h>
 
@@ -115,10 +115,18 @@ std::vector<float> random_rows(int n_rows) {
   return x;
 }
 
+MatmulArgs product_args(const Matrix& m, const float* x, int n_rows, const float* bias, float* y) {
+  MatmulArgs args{m.format, m.packed.data(), n_rows};
+  args.x = x;
+  args.bias = bias;
+  args.y = y;
+  return args;
+}
+
 std::vector<float> product(const Kernels& set, const Matrix& m, const float* x, int n_rows, const float* bias) {
   std::vector<float> y(static_cast<std::size_t>(n_rows * m.format.n_rows));
-  std::vector<float> panel(static_cast<std::size_t>(kTileRun) * kLanes * kColumns);
-  set.matmul_tiles({m.format, m.packed.data(), n_rows, x, bias, y.data()}, 0, m.format.n_tiles(), panel.data());
+  std::vector<float> panel(panel_floats(m.format));
+  set.matmul_part(product_args(m, x, n_rows, bias, y.data()), {0, m.format.n_tiles(), 0, n_rows}, panel.data());
   return y;
 }
 
@@ -192,7 +200,7 @@ TEST(Matmul, GivesTheSameBitsForOneRowAndForManyInEverySet) {
 }
 
 TEST(Matmul, GivesTheSameBitsOnAnyNumberOfThreads) {
-  const int n_rows = 5;
+  const int n_rows = 200;  // enough for blocks of rows
   const std::vector<float> x = random_rows(n_rows);
   const int before = n_threads();
   for (const Matrix& m : all_matrices()) {
@@ -200,12 +208,61 @@ TEST(Matmul, GivesTheSameBitsOnAnyNumberOfThreads) {
     for (const int n : {1, 2, 3, 5}) {
       set_n_threads(n);
       std::vector<float> y(static_cast<std::size_t>(n_rows * m.format.n_rows));
-      matmul({m.format, m.packed.data(), n_rows, x.data(), nullptr, y.data()});
+      const MatmulArgs args = product_args(m, x.data(), n_rows, nullptr, y.data());
+      matmul({&args, 1});
       if (one.empty()) one = y;
       EXPECT_TRUE(same_bits(y, one)) << name_of(m) << ", threads " << n;
     }
   }
   set_n_threads(before);
+}
+
+TEST(Matmul, AddsTheBiasThenTheResidualAndKeepsToItsColumns) {
+  const Matrix m = quantized_matrix(37, Element::kF16, 4, 32);
+  const std::vector<float> x = random_rows(3);
+  const std::vector<float> bias(37, 0.5F);
+  const std::vector<float> residual(std::size_t{3} * 37, -2.25F);
+  const std::vector<float> plain = product(*supported_kernels().sets[0], m, x.data(), 3, bias.data());
+  std::vector<float> y(std::size_t{3} * 50, 99.0F);
+  MatmulArgs args = product_args(m, x.data(), 3, bias.data(), y.data() + 5);
+  args.residual = residual.data();
+  args.y_stride = 50;
+  matmul({&args, 1});
+  for (std::size_t row = 0; row < 3; ++row) {
+    for (std::size_t n = 0; n < 50; ++n) {
+      const bool is_output = n >= 5 && n < 42;
+      EXPECT_EQ(y[row * 50 + n], is_output ? plain[row * 37 + n - 5] - 2.25F : 99.0F);
+    }
+  }
+}
+
+TEST(MatmulPlan, CoversEveryOutputOnce) {
+  for (const int n_tiles : {1, 4, 5, 36, 193}) {
+    for (const int n_rows : {1, 2, 3, 95, 200, 1000}) {
+      for (const int n_threads : {1, 2, 7}) {
+        const MatmulPlan plan(n_tiles, n_rows, n_threads);
+        std::vector<int> n_times(static_cast<std::size_t>(n_tiles * n_rows));
+        for (int i = 0; i < plan.n_parts(); ++i) {
+          const MatmulPart part = plan.part(i);
+          for (int t = part.tile_begin; t < part.tile_end; ++t) {
+            for (int r = part.row_begin; r < part.row_end; ++r) ++n_times[static_cast<std::size_t>(t * n_rows + r)];
+          }
+        }
+        for (const int n : n_times) ASSERT_EQ(n, 1) << n_tiles << " tiles, " << n_rows << " rows";
+      }
+    }
+  }
+}
+
+TEST(Kernels, AreChosenByNameOrRefused) {
+  const KernelList list = supported_kernels();
+  for (int i = 0; i < list.n_sets; ++i) {
+    choose_kernels(list.sets[i]->name);
+    EXPECT_STREQ(kernels().name, list.sets[i]->name);
+  }
+  EXPECT_THROW(choose_kernels("mmx"), std::invalid_argument);
+  choose_kernels("");
+  EXPECT_STREQ(kernels().name, list.sets[0]->name);
 }
 
 TEST(Matmul, ANanReachesItsRowOnly) {

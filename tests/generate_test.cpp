@@ -96,6 +96,39 @@ TEST_F(Generate, StopTokensEndTheTextAndAreNoPartOfIt) {
   EXPECT_EQ(session.tokens().size(), 41U + 5U);
 }
 
+// With each token that is handed out its forward pass has been scheduled, so the session has the token already.
+TEST_F(Generate, TheModelIsOneTokenAheadOfTheReader) {
+  Session session(model_);
+  Generation generation(session, options(3));
+  generation.start(prompt_);
+  std::vector<TokenId> held = prompt_;
+  EXPECT_EQ(session.tokens(), held);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(generation.next(), greedy_[static_cast<std::size_t>(i)]);
+    held.push_back(greedy_[static_cast<std::size_t>(i)]);
+    EXPECT_EQ(session.tokens(), held) << i;
+    EXPECT_EQ(session.cache().offset(), static_cast<int>(held.size())) << i;
+  }
+  EXPECT_EQ(generation.next(), greedy_[2]);
+  EXPECT_EQ(session.tokens(), held);  // nothing is scheduled behind the last token asked for
+  EXPECT_EQ(generation.next(), std::nullopt);
+  EXPECT_EQ(session.tokens(), held);
+}
+
+TEST_F(Generate, NothingIsScheduledBehindAStopToken) {
+  Session session(model_);
+  GenerateOptions with_stop = options(48);
+  with_stop.stop_tokens = {greedy_[1]};
+  Generation generation(session, with_stop);
+  generation.start(prompt_);
+  EXPECT_EQ(generation.next(), greedy_[0]);
+  const std::vector<TokenId> held = session.tokens();
+  EXPECT_EQ(held.size(), prompt_.size() + 1);
+  EXPECT_EQ(generation.next(), std::nullopt);
+  EXPECT_EQ(session.tokens(), held);
+  EXPECT_EQ(session.cache().offset(), static_cast<int>(held.size()));
+}
+
 TEST_F(Generate, ZeroTokensComputesThePromptAlone) {
   Session session(model_);
   const Completion completion = generate(session, prompt_, options(0), nullptr);

@@ -98,18 +98,35 @@ mx::array interleaved_to_hugging_face(const mx::array& rows, int n_heads) {
   return mx::reshape(mx::swapaxes(mx::reshape(rows, {n_heads, kHeadDim / 2, 2, width}), 1, 2), {-1, width});
 }
 
+struct TwinOptions {
+  GgufType type = GgufType::kF32;
+  bool is_tied = false;
+  bool is_llama3 = false;    // Llama 3's RoPE: in the GGUF rope_freqs.weight
+  float linear_factor = 1;   // in the GGUF rope.scaling.factor without a type
+  bool has_ones = false;     // a rope_freqs.weight in the GGUF that changes nothing
+  std::string extra = {};    // a vector that only the GGUF has
+  std::string without = {};  // a vector that the GGUF lacks
+  std::string damaged = {};  // a matrix of the GGUF whose first block gets
+  std::vector<std::byte> block = {};
+};
+
 /// The same weights as a GGUF file and as a directory.
 class TwinModels {
  public:
-  TwinModels(const test::TemporaryFolder& folder, GgufType type, bool is_tied, bool has_rope_freqs)
-      : gguf_(folder.path() / "model.gguf"), directory_(folder.path() / "twin"), random_(static_cast<unsigned>(type)) {
+  TwinModels(const test::TemporaryFolder& folder, TwinOptions options)
+      : gguf_(folder.path() / "model.gguf"),
+        directory_(folder.path() / "twin"),
+        options_(std::move(options)),
+        random_(static_cast<unsigned>(options_.type)) {
     test::fs::create_directory(directory_);
-    add_metadata(is_tied, has_rope_freqs);
-    matrix("token_embd", "model.embed_tokens", type, kVocab, kHidden);
+    add_metadata();
+    matrix("token_embd", "model.embed_tokens", kVocab, kHidden);
     vector("output_norm", "model.norm", kHidden);
-    if (!is_tied) matrix("output", "lm_head", type, kVocab, kHidden);
-    if (has_rope_freqs) add_rope_freqs();
-    for (int i = 0; i < kLayers; ++i) add_layer(i, type);
+    if (!options_.is_tied) matrix("output", "lm_head", kVocab, kHidden);
+    if (options_.is_llama3) add_rope_freqs();
+    if (options_.has_ones) floats("rope_freqs.weight", std::vector<float>(kHeadDim / 2, 1));
+    if (!options_.extra.empty()) floats(options_.extra, std::vector<float>(kHidden, 7));
+    for (int i = 0; i < kLayers; ++i) add_layer(i);
     write();
   }
 
@@ -117,7 +134,7 @@ class TwinModels {
   const test::fs::path& directory() const { return directory_; }
 
  private:
-  void add_metadata(bool is_tied, bool has_rope_freqs) {
+  void add_metadata() {
     builder_.string("general.architecture", "llama")
         .integer("llama.block_count", kLayers)
         .integer("llama.embedding_length", kHidden)
@@ -128,13 +145,23 @@ class TwinModels {
         .integer("llama.vocab_size", kVocab)
         .number("llama.rope.freq_base", 10000)
         .number("llama.attention.layer_norm_rms_epsilon", 1e-5F);
-    nlohmann::json config = {{"model_type", "llama"},          {"num_hidden_layers", kLayers},
-                             {"hidden_size", kHidden},         {"intermediate_size", kIntermediate},
-                             {"num_attention_heads", kHeads},  {"num_key_value_heads", kKvHeads},
-                             {"max_position_embeddings", 128}, {"vocab_size", kVocab},
-                             {"rope_theta", 10000.0},          {"rms_norm_eps", 1e-5},
-                             {"tie_word_embeddings", is_tied}, {"hidden_act", "silu"}};
-    if (has_rope_freqs) {
+    if (options_.linear_factor != 1) builder_.number("llama.rope.scaling.factor", options_.linear_factor);
+    nlohmann::json config = {{"model_type", "llama"},
+                             {"num_hidden_layers", kLayers},
+                             {"hidden_size", kHidden},
+                             {"intermediate_size", kIntermediate},
+                             {"num_attention_heads", kHeads},
+                             {"num_key_value_heads", kKvHeads},
+                             {"max_position_embeddings", 128},
+                             {"vocab_size", kVocab},
+                             {"rope_theta", 10000.0},
+                             {"rms_norm_eps", 1e-5},
+                             {"tie_word_embeddings", options_.is_tied},
+                             {"hidden_act", "silu"}};
+    if (options_.linear_factor != 1) {
+      config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", options_.linear_factor}};
+    }
+    if (options_.is_llama3) {
       config["rope_scaling"] = {{"rope_type", "llama3"},
                                 {"factor", 8.0},
                                 {"low_freq_factor", 1.0},
@@ -144,18 +171,18 @@ class TwinModels {
     test::write_file(directory_ / "config.json", config.dump());
   }
 
-  void add_layer(int i, GgufType type) {
+  void add_layer(int i) {
     const std::string from = "blk." + std::to_string(i) + ".";
     const std::string to = "model.layers." + std::to_string(i) + ".";
     vector(from + "attn_norm", to + "input_layernorm", kHidden);
-    matrix(from + "attn_q", to + "self_attn.q_proj", type, kHeads * kHeadDim, kHidden, kHeads);
-    matrix(from + "attn_k", to + "self_attn.k_proj", type, kKvHeads * kHeadDim, kHidden, kKvHeads);
-    matrix(from + "attn_v", to + "self_attn.v_proj", type, kKvHeads * kHeadDim, kHidden);
-    matrix(from + "attn_output", to + "self_attn.o_proj", type, kHidden, kHeads * kHeadDim);
+    matrix(from + "attn_q", to + "self_attn.q_proj", kHeads * kHeadDim, kHidden, kHeads);
+    matrix(from + "attn_k", to + "self_attn.k_proj", kKvHeads * kHeadDim, kHidden, kKvHeads);
+    matrix(from + "attn_v", to + "self_attn.v_proj", kKvHeads * kHeadDim, kHidden);
+    matrix(from + "attn_output", to + "self_attn.o_proj", kHidden, kHeads * kHeadDim);
     vector(from + "ffn_norm", to + "post_attention_layernorm", kHidden);
-    matrix(from + "ffn_gate", to + "mlp.gate_proj", type, kIntermediate, kHidden);
-    matrix(from + "ffn_up", to + "mlp.up_proj", type, kIntermediate, kHidden);
-    matrix(from + "ffn_down", to + "mlp.down_proj", type, kHidden, kIntermediate);
+    matrix(from + "ffn_gate", to + "mlp.gate_proj", kIntermediate, kHidden);
+    matrix(from + "ffn_up", to + "mlp.up_proj", kIntermediate, kHidden);
+    matrix(from + "ffn_down", to + "mlp.down_proj", kHidden, kIntermediate);
   }
 
   // What llama.cpp's converter computes for rope type llama3 (LlamaModel.generate_extra_tensors).
@@ -170,9 +197,13 @@ class TwinModels {
                                            : wavelength > low ? 8.0
                                                               : 1.0 / ((1.0 - smooth) / 8.0 + smooth)));
     }
-    std::vector<std::byte> bytes(factors.size() * 4);
-    std::memcpy(bytes.data(), factors.data(), bytes.size());
-    tensor("rope_freqs.weight", {factors.size()}, GgufType::kF32, bytes);
+    floats("rope_freqs.weight", factors);
+  }
+
+  void floats(const std::string& name, const std::vector<float>& values) {
+    std::vector<std::byte> bytes(values.size() * 4);
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    tensor(name, {values.size()}, GgufType::kF32, bytes);
   }
 
   void tensor(const std::string& name, const std::vector<std::uint64_t>& dims, GgufType type,
@@ -182,9 +213,11 @@ class TwinModels {
     data_.resize((data_.size() + 31) / 32 * 32);
   }
 
-  void matrix(const std::string& from, const std::string& to, GgufType type, int rows, int columns, int n_heads = 0) {
+  void matrix(const std::string& from, const std::string& to, int rows, int columns, int n_heads = 0) {
+    const GgufType type = options_.type;
     const auto n_values = static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns);
-    const std::vector<std::byte> bytes = random_blocks(type, n_values, random_);
+    std::vector<std::byte> bytes = random_blocks(type, n_values, random_);
+    if (from == options_.damaged) std::copy(options_.block.begin(), options_.block.end(), bytes.begin());
     tensor(from + ".weight", {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows)}, type, bytes);
     std::vector<float> values(n_values);
     dequantize_blocks(type, bytes, values);
@@ -196,9 +229,7 @@ class TwinModels {
   void vector(const std::string& from, const std::string& to, int size) {
     std::vector<float> values;
     for (int i = 0; i < size; ++i) values.push_back(0.5F + static_cast<float>(random_() % 1000) / 1000.0F);
-    std::vector<std::byte> bytes(values.size() * 4);
-    std::memcpy(bytes.data(), values.data(), bytes.size());
-    tensor(from + ".weight", {values.size()}, GgufType::kF32, bytes);
+    if (from != options_.without) floats(from + ".weight", values);
     tensors_.insert_or_assign(to + ".weight", mx::array(values.data(), {size}, mx::float32));
   }
 
@@ -212,6 +243,7 @@ class TwinModels {
 
   test::fs::path gguf_;
   test::fs::path directory_;
+  TwinOptions options_;
   std::mt19937 random_;
   test::GgufBuilder builder_;
   std::vector<std::byte> data_;
@@ -250,7 +282,7 @@ INSTANTIATE_TEST_SUITE_P(Types, GgufModel,
 
 TEST_P(GgufModel, LogitsAreThoseOfTheSameValuesInADirectory) {
   const test::TemporaryFolder folder;
-  const TwinModels twins(folder, GetParam(), /* is_tied = */ false, /* has_rope_freqs = */ false);
+  const TwinModels twins(folder, {.type = GetParam()});
   const mx::array expected = logits_of(*model::load_model(twins.directory()).model);
   const Loaded loaded = load_gguf(twins.open_gguf());
   const mx::array actual = logits_of(*loaded.model);
@@ -263,7 +295,7 @@ TEST_P(GgufModel, LogitsAreThoseOfTheSameValuesInADirectory) {
 
 TEST_P(GgufModel, ReportsTypesThatBecameFloat16AndKeepsTheOthers) {
   const test::TemporaryFolder folder;
-  const TwinModels twins(folder, GetParam(), false, false);
+  const TwinModels twins(folder, {.type = GetParam()});
   const Loaded loaded = load_gguf(twins.open_gguf());
   const std::set<GgufType> kept = {GgufType::kF32,  GgufType::kF16,  GgufType::kBF16,
                                    GgufType::kQ4_0, GgufType::kQ4_1, GgufType::kQ8_0};
@@ -277,9 +309,76 @@ TEST_P(GgufModel, ReportsTypesThatBecameFloat16AndKeepsTheOthers) {
 
 TEST(GgufLlama, TiedEmbeddingsAndRopeFactorsAreRead) {
   const test::TemporaryFolder folder;
-  const TwinModels twins(folder, GgufType::kF32, /* is_tied = */ true, /* has_rope_freqs = */ true);
+  const TwinModels twins(folder, {.is_tied = true, .is_llama3 = true});
   const mx::array expected = logits_of(*model::load_model(twins.directory()).model);
   EXPECT_LT(largest_difference(logits_of(*load_gguf(twins.open_gguf()).model), expected), 1e-4F);
+}
+
+// llama.cpp turns pair i by position * freq_scale / factors[i] (ggml_rope_cache_init): both count.
+TEST(GgufLlama, ALinearFactorCountsWithAndWithoutRopeFactors) {
+  for (const bool has_ones : {false, true}) {
+    const test::TemporaryFolder folder;
+    const TwinModels twins(folder, {.linear_factor = 4, .has_ones = has_ones});
+    const mx::array expected = logits_of(*model::load_model(twins.directory()).model);
+    EXPECT_LT(largest_difference(logits_of(*load_gguf(twins.open_gguf()).model), expected), 1e-4F) << has_ones;
+    test::edit_config(twins.directory(), [](nlohmann::json& config) { config.erase("rope_scaling"); });
+    const mx::array unscaled = logits_of(*model::load_model(twins.directory()).model);
+    EXPECT_GT(largest_difference(unscaled, expected), 1e-3F);
+  }
+}
+
+std::string load_error(const TwinOptions& options) {
+  const test::TemporaryFolder folder;
+  const TwinModels twins(folder, options);
+  try {
+    load_gguf(twins.open_gguf());
+  } catch (const FormatError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+#define EXPECT_MENTIONS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+TEST(GgufLlama, ATensorUnderHuggingFacesNameIsNotTheModels) {
+  const std::string beside = load_error({.extra = "model.norm.weight"});
+  EXPECT_MENTIONS(beside, "1 tensors that this model does not have: model.norm.weight");
+  const std::string instead = load_error({.extra = "model.norm.weight", .without = "output_norm"});
+  EXPECT_MENTIONS(instead, "model.norm.weight: missing");
+}
+
+TEST(GgufLlama, ATensorOfNoKnownNameIsNamed) {
+  EXPECT_MENTIONS(load_error({.extra = "blk.0.attn_sinks.weight"}), "does not have: blk.0.attn_sinks.weight");
+  EXPECT_MENTIONS(load_error({.extra = "strange"}), "does not have: strange");
+}
+
+// A block of Q8_0 with this scale and all codes equal. -128 * 600, its bias in the packed form, is more than float16's
+// largest number, 65504.
+std::vector<std::byte> q8_0_block(float scale, int code) {
+  std::vector<std::byte> block(34, static_cast<std::byte>(code));
+  const std::uint16_t half = float_to_float16(scale);
+  std::memcpy(block.data(), &half, 2);
+  return block;
+}
+
+TEST(GgufLlama, ValuesThatFitFloat16AreReadWhereThePackedFormDoesNot) {
+  const test::TemporaryFolder folder;
+  const TwinModels twins(folder, {.type = GgufType::kQ8_0, .damaged = "blk.1.ffn_up", .block = q8_0_block(600, 100)});
+  const mx::array expected = logits_of(*model::load_model(twins.directory()).model);
+  const Loaded loaded = load_gguf(twins.open_gguf());
+  EXPECT_EQ(loaded.notes, (std::vector<std::string>{"1 tensors of type Q8_0 became float16"}));
+  const float spread = mx::max(mx::abs(expected)).item<float>();
+  EXPECT_LT(largest_difference(logits_of(*loaded.model), expected), spread * 5e-3F);
+}
+
+TEST(GgufLlama, ValuesThatDoNotFitFloat16AreAnErrorWithTheTensor) {
+  EXPECT_MENTIONS(load_error({.type = GgufType::kQ8_0, .damaged = "blk.1.ffn_up", .block = q8_0_block(600, 120)}),
+                  "blk.1.ffn_up.weight: holds 72000.000000, which does not fit float16");
+  std::vector<std::byte> infinite = q8_0_block(1, 1);
+  infinite[0] = std::byte{0};
+  infinite[1] = std::byte{0x7C};
+  EXPECT_MENTIONS(load_error({.type = GgufType::kQ8_0, .damaged = "blk.0.attn_q", .block = infinite}),
+                  "blk.0.attn_q.weight: holds inf");
 }
 
 }  // namespace

@@ -5,14 +5,16 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <random>
 #include <vector>
 
-#include "memoir/kernels/activation.h"
 #include "memoir/kernels/attention.h"
 #include "memoir/kernels/device.h"
 #include "memoir/kernels/linear.h"
+#include "memoir/kernels/mlp.h"
 #include "memoir/kernels/norm.h"
+#include "memoir/kernels/projection.h"
 #include "memoir/kernels/rope.h"
 
 namespace mx = mlx::core;
@@ -58,7 +60,7 @@ TEST(Linear, MultipliesByDenseWeightsOfEveryType) {
   const mx::array x = random_array({1, 3, 64}, 1);
   for (const mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
     const Weight w{mx::astype(random_array({5, 64}, 2), dtype), std::nullopt};
-    const mx::array y = linear(x, w);
+    const mx::array y = linear(x, {w});
     EXPECT_EQ(y.shape(), (mx::Shape{1, 3, 5}));
     EXPECT_EQ(y.dtype(), mx::float32);
     expect_near(y, product(doubles(x), doubles(w.data), 64), 1e-5);
@@ -71,7 +73,7 @@ TEST(Linear, AddsABias) {
   const mx::array bias = random_array({4}, 3);
   std::vector<double> expected = product(doubles(x), doubles(w.data), 32);
   for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += doubles(bias)[i % 4];
-  expect_near(linear(x, w, bias), expected, 1e-5);
+  expect_near(linear(x, {w, bias}), expected, 1e-5);
 }
 
 // The codes unpacked by hand: value = scale * code + bias.
@@ -114,7 +116,7 @@ TEST(Linear, MultipliesByQuantizedWeightsOfEveryFormat) {
         for (const int n_rows : {1, 3}) {
           SCOPED_TRACE(testing::Message() << bits << " bits, group " << group_size << ", " << n_rows << " rows");
           const mx::array x = random_array({1, n_rows, 256}, 5);
-          expect_near(linear(x, w), product(doubles(x), dequantized(w), 256), 2e-4);
+          expect_near(linear(x, {w}), product(doubles(x), dequantized(w), 256), 2e-4);
         }
       }
     }
@@ -123,8 +125,9 @@ TEST(Linear, MultipliesByQuantizedWeightsOfEveryFormat) {
 
 TEST(Linear, RefusesSizesThatDoNotFit) {
   const Weight w{random_array({5, 64}, 2), std::nullopt};
-  EXPECT_THROW(linear(random_array({1, 63}, 1), w), std::invalid_argument);
-  EXPECT_THROW(linear(random_array({1, 64}, 1), w, random_array({4}, 3)), std::invalid_argument);
+  EXPECT_THROW(linear(random_array({1, 63}, 1), {w}), std::invalid_argument);
+  EXPECT_THROW(linear(random_array({1, 64}, 1), {w, random_array({4}, 3)}), std::invalid_argument);
+  EXPECT_THROW(linear(random_array({1, 64}, 1), {w}, random_array({1, 4}, 3)), std::invalid_argument);
 }
 
 TEST(Embed, TakesRowsOfDenseAndQuantizedTables) {
@@ -154,20 +157,88 @@ TEST(RmsNorm, DividesByTheRootOfTheMeanSquare) {
     for (std::size_t i = 0; i < 48; ++i) sum += xs[row * 48 + i] * xs[row * 48 + i];
     for (std::size_t i = 0; i < 48; ++i) expected.push_back(xs[row * 48 + i] / std::sqrt(sum / 48 + 1e-5) * ws[i]);
   }
-  expect_near(rms_norm(x, weight, 1e-5F), expected, 1e-5);
-  EXPECT_THROW(rms_norm(x, random_array({47}, 2), 1e-5F), std::invalid_argument);
+  expect_near(norm(x, {weight, 1e-5F}), expected, 1e-5);
+  EXPECT_THROW(norm(x, {random_array({47}, 2), 1e-5F}), std::invalid_argument);
 }
 
-TEST(Swiglu, GatesBySiluOfTheFirst) {
-  const mx::array gate = mx::multiply(random_array({2, 50}, 1), mx::array(10.0F));
-  const mx::array up = random_array({2, 50}, 2);
+TEST(LayerNorm, SubtractsTheMeanAndAddsABias) {
+  const mx::array x = mx::add(random_array({5, 37}, 1), mx::array(3.0F));
+  const mx::array weight = random_array({37}, 2);
+  const mx::array bias = random_array({37}, 3);
+  const std::vector<double> xs = doubles(x);
   std::vector<double> expected;
-  for (std::size_t i = 0; i < 100; ++i) {
-    const double z = doubles(gate)[i];
-    expected.push_back(z / (1 + std::exp(-z)) * doubles(up)[i]);
+  for (std::size_t row = 0; row < 5; ++row) {
+    double mean = 0;
+    double variance = 0;
+    for (std::size_t i = 0; i < 37; ++i) mean += xs[row * 37 + i] / 37;
+    for (std::size_t i = 0; i < 37; ++i) variance += std::pow(xs[row * 37 + i] - mean, 2) / 37;
+    for (std::size_t i = 0; i < 37; ++i) {
+      expected.push_back((xs[row * 37 + i] - mean) / std::sqrt(variance + 1e-5) * doubles(weight)[i] +
+                         doubles(bias)[i]);
+    }
   }
-  expect_near(swiglu(gate, up), expected, 1e-5);
-  EXPECT_THROW(swiglu(gate, random_array({2, 49}, 2)), std::invalid_argument);
+  expect_near(norm(x, {weight, 1e-5F, bias, true}), expected, 1e-5);
+}
+
+std::vector<double> normed(const mx::array& x, const Norm& spec) {
+  const std::vector<double> xs = doubles(x);
+  const std::vector<double> weight = doubles(spec.weight);
+  std::vector<double> y;
+  for (std::size_t i = 0; i < xs.size(); ++i) {
+    const std::size_t row = i / weight.size() * weight.size();
+    double sum = 0;
+    for (std::size_t k = 0; k < weight.size(); ++k) sum += xs[row + k] * xs[row + k];
+    y.push_back(xs[i] / std::sqrt(sum / static_cast<double>(weight.size()) + spec.eps) * weight[i - row]);
+  }
+  return y;
+}
+
+// Each gate by its formula: z sigmoid(z), and the tanh form of GELU (arXiv:1606.08415).
+double gate_of(Gate gate, double z) {
+  if (gate == Gate::kSilu) return z / (1 + std::exp(-z));
+  return z / 2 * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (z + 0.044715 * z * z * z)));
+}
+
+TEST(GatedMlpKernel, GatesProductsOfTheNormAndAddsTheResidual) {
+  for (const Gate gate : {Gate::kSilu, Gate::kGeluTanh}) {
+    for (const int n_rows : {1, 3}) {
+      for (const bool is_packed : {false, true}) {
+        GatedMlp mlp{{Weight{random_array({50, 32}, 1)}},
+                     {Weight{random_array({50, 32}, 2)}},
+                     {Weight{random_array({32, 50}, 3)}},
+                     gate};
+        if (is_packed) {
+          for (Linear* layer : {&mlp.gates, &mlp.ups, &mlp.down}) layer->weight = prepared(layer->weight);
+        }
+        const mx::array x = random_array({1, n_rows, 32}, 4);
+        const Norm spec{random_array({32}, 5), 1e-5F};
+        const std::vector<double> in = normed(x, spec);
+        std::vector<double> inner = product(in, doubles(random_array({50, 32}, 1)), 32);
+        const std::vector<double> ups = product(in, doubles(random_array({50, 32}, 2)), 32);
+        for (std::size_t i = 0; i < inner.size(); ++i) inner[i] = gate_of(gate, inner[i]) * ups[i];
+        std::vector<double> expected = product(inner, doubles(random_array({32, 50}, 3)), 50);
+        for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += doubles(x)[i];
+        SCOPED_TRACE(testing::Message() << n_rows << " rows, packed " << is_packed);
+        expect_near(gated_mlp(x, spec, mlp, x), expected, 1e-4);
+      }
+    }
+  }
+}
+
+TEST(GatedMlpKernel, RefusesSizesThatDoNotFit) {
+  const GatedMlp mlp{{Weight{random_array({50, 32}, 1)}},
+                     {Weight{random_array({49, 32}, 2)}},
+                     {Weight{random_array({32, 50}, 3)}},
+                     Gate::kSilu};
+  EXPECT_THROW(gated_mlp(random_array({1, 32}, 1), std::nullopt, mlp), std::invalid_argument);
+  const GatedMlp good{{Weight{random_array({50, 32}, 1)}},
+                      {Weight{random_array({50, 32}, 2)}},
+                      {Weight{random_array({32, 50}, 3)}},
+                      Gate::kSilu};
+  EXPECT_THROW(gated_mlp(random_array({1, 31}, 1), std::nullopt, good), std::invalid_argument);
+  EXPECT_THROW(gated_mlp(random_array({1, 32}, 1), Norm{random_array({31}, 1), 1e-5F}, good), std::invalid_argument);
+  EXPECT_THROW(gated_mlp(random_array({1, 32}, 1), std::nullopt, good, random_array({2, 32}, 1)),
+               std::invalid_argument);
 }
 
 std::vector<double> rotated(const mx::array& x, int n_dims, bool traditional, int offset,
@@ -195,7 +266,8 @@ TEST(RopeKernel, TurnsPairsByPosition) {
   const auto period = [](int i) { return std::pow(10000.0, 2.0 * i / 16); };
   for (const bool traditional : {false, true}) {
     for (const int offset : {0, 7, 1000}) {
-      expect_near(rope(x, Rope{16, traditional, 10000}, offset), rotated(x, 16, traditional, offset, period, 1), 2e-4);
+      expect_near(rope(x, make_turns({16, traditional, rope_periods(16, 10000)}, offset, 5)),
+                  rotated(x, 16, traditional, offset, period, 1), 2e-4);
     }
   }
 }
@@ -203,24 +275,71 @@ TEST(RopeKernel, TurnsPairsByPosition) {
 TEST(RopeKernel, TurnsOnlyTheLeadingDimensions) {
   const mx::array x = random_array({1, 2, 5, 16}, 1);
   const auto period = [](int i) { return std::pow(500.0, 2.0 * i / 8); };
-  expect_near(rope(x, Rope{8, false, 500}, 3), rotated(x, 8, false, 3, period, 1), 1e-5);
+  expect_near(rope(x, make_turns({8, false, rope_periods(8, 500)}, 3, 5)), rotated(x, 8, false, 3, period, 1), 1e-5);
 }
 
 TEST(RopeKernel, TakesPeriodsAndScale) {
   const mx::array x = random_array({1, 1, 4, 8}, 1);
-  const mx::array periods({1.0F, 3.0F, 50.0F, 700.0F});
+  const std::vector<float> periods = {1, 3, 50, 700};
   const auto period = [](int i) { return std::vector<double>{1, 3, 50, 700}[static_cast<std::size_t>(i)]; };
-  expect_near(rope(x, Rope{8, false, 1, 1, periods}, 9), rotated(x, 8, false, 9, period, 1), 1e-5);
+  expect_near(rope(x, make_turns({8, false, periods}, 9, 4)), rotated(x, 8, false, 9, period, 1), 1e-5);
   const auto plain = [](int i) { return std::pow(10000.0, 2.0 * i / 8); };
-  expect_near(rope(x, Rope{8, false, 10000, 0.25}, 9), rotated(x, 8, false, 9, plain, 0.25), 1e-5);
+  expect_near(rope(x, make_turns({8, false, rope_periods(8, 10000), 0.25}, 9, 4)), rotated(x, 8, false, 9, plain, 0.25),
+              1e-5);
 }
 
 TEST(RopeKernel, RefusesSizesThatDoNotFit) {
   const mx::array x = random_array({1, 2, 5, 16}, 1);
-  EXPECT_THROW(rope(x, Rope{17, false, 1e4}, 0), std::invalid_argument);
-  EXPECT_THROW(rope(x, Rope{18, false, 1e4}, 0), std::invalid_argument);
-  EXPECT_THROW(rope(x, Rope{16, false, 1e4}, -1), std::invalid_argument);
-  EXPECT_THROW(rope(random_array({5, 16}, 1), Rope{16, false, 1e4}, 0), std::invalid_argument);
+  EXPECT_THROW(make_turns({17, false, rope_periods(17, 1e4)}, 0, 5), std::invalid_argument);
+  EXPECT_THROW(make_turns({16, false, rope_periods(14, 1e4)}, 0, 5), std::invalid_argument);
+  EXPECT_THROW(make_turns({16, false, rope_periods(16, 1e4)}, -1, 5), std::invalid_argument);
+  const Turns turns = make_turns({16, false, rope_periods(16, 1e4)}, 0, 5);
+  EXPECT_THROW(rope(random_array({1, 2, 4, 16}, 1), turns), std::invalid_argument);
+  EXPECT_THROW(rope(random_array({1, 2, 5, 14}, 1), turns), std::invalid_argument);
+  EXPECT_THROW(rope(random_array({5, 16}, 1), turns), std::invalid_argument);
+}
+
+TEST(ProjectHeads, GivesTheBitsOfTheSingleOperations) {
+  const int dim = 16;
+  HeadProjection p{{Weight{random_array({4 * dim, 48}, 1)}, random_array({4 * dim}, 7)},
+                   {Weight{random_array({2 * dim, 48}, 2)}},
+                   {Weight{random_array({2 * dim, 48}, 3)}},
+                   4,
+                   2,
+                   dim};
+  for (Linear* layer : {&p.queries, &p.keys, &p.values}) layer->weight = prepared(layer->weight);
+  p.query_norm = Norm{random_array({dim}, 8), 1e-6F};
+  const mx::array x = random_array({2, 5, 48}, 4);
+  const Norm spec{random_array({48}, 5), 1e-5F};
+  const Turns turns = make_turns({8, false, rope_periods(8, 1e4)}, 11, 5);
+  const Heads heads = project_heads(x, spec, p, turns);
+  const auto split = [&](const mx::array& y, int n_heads) {
+    return mx::transpose(mx::reshape(y, {2, 5, n_heads, dim}), {0, 2, 1, 3});
+  };
+  const mx::array in = norm(x, spec);
+  const mx::array queries = rope(norm(split(linear(in, p.queries), 4), *p.query_norm), turns);
+  EXPECT_TRUE(mx::array_equal(heads.queries, queries).item<bool>());
+  EXPECT_TRUE(mx::array_equal(heads.keys, rope(split(linear(in, p.keys), 2), turns)).item<bool>());
+  EXPECT_TRUE(mx::array_equal(heads.values, split(linear(in, p.values), 2)).item<bool>());
+}
+
+TEST(ProjectHeads, RefusesSizesThatDoNotFit) {
+  const auto projection = [](int q_rows, int k_rows) {
+    return HeadProjection{{Weight{random_array({q_rows, 32}, 1)}},
+                          {Weight{random_array({k_rows, 32}, 2)}},
+                          {Weight{random_array({k_rows, 32}, 3)}},
+                          4,
+                          2,
+                          8};
+  };
+  const mx::array x = random_array({1, 3, 32}, 1);
+  EXPECT_NO_THROW(project_heads(x, std::nullopt, projection(32, 16), std::nullopt));
+  EXPECT_THROW(project_heads(x, std::nullopt, projection(31, 16), std::nullopt), std::invalid_argument);
+  EXPECT_THROW(project_heads(x, std::nullopt, projection(32, 17), std::nullopt), std::invalid_argument);
+  EXPECT_THROW(project_heads(random_array({3, 32}, 1), std::nullopt, projection(32, 16), std::nullopt),
+               std::invalid_argument);
+  const Turns turns = make_turns({8, false, rope_periods(8, 1e4)}, 0, 4);
+  EXPECT_THROW(project_heads(x, std::nullopt, projection(32, 16), turns), std::invalid_argument);
 }
 
 struct AttentionCase {
@@ -270,16 +389,18 @@ TEST(AttentionKernel, IsCausalWindowedAndSharesKeyHeads) {
     const mx::array q = random_array({1, c.n_heads, c.n_queries, 16}, 1);
     const mx::array k = random_array({1, c.n_kv_heads, c.n_rows, 16}, 2);
     const mx::array v = random_array({1, c.n_kv_heads, c.n_rows, 12}, 3);
-    const mx::array y = attention(q, k, v, {.scale = 0.25F, .window = c.window});
-    EXPECT_EQ(y.shape(), (mx::Shape{1, c.n_heads, c.n_queries, 12}));
-    expect_near(y, naive_attention(c, doubles(q), doubles(k), doubles(v), 16, 12, 0.25), 1e-5);
+    const mx::array y = attention(q, {k, v, {{0, 0, c.n_rows}}}, {.scale = 0.25F, .window = c.window});
+    ASSERT_EQ(y.shape(), (mx::Shape{1, c.n_queries, c.n_heads * 12}));
+    const mx::array heads = mx::transpose(mx::reshape(y, {1, c.n_queries, c.n_heads, 12}), {0, 2, 1, 3});
+    expect_near(heads, naive_attention(c, doubles(q), doubles(k), doubles(v), 16, 12, 0.25), 1e-5);
   }
 }
 
 TEST(AttentionKernel, RefusesShapesThatDoNotFit) {
   const auto refuses = [](mx::Shape q, mx::Shape k, mx::Shape v, std::optional<int> window = std::nullopt) {
-    EXPECT_THROW(attention(random_array(std::move(q), 1), random_array(std::move(k), 2), random_array(std::move(v), 3),
-                           {.scale = 1, .window = window}),
+    const int n_rows = k[2];
+    const History history{random_array(std::move(k), 2), random_array(std::move(v), 3), {{0, 0, n_rows}}};
+    EXPECT_THROW(attention(random_array(std::move(q), 1), history, {.scale = 1, .window = window}),
                  std::invalid_argument);
   };
   refuses({1, 3, 2, 8}, {1, 2, 4, 8}, {1, 2, 4, 8});
@@ -289,6 +410,39 @@ TEST(AttentionKernel, RefusesShapesThatDoNotFit) {
   refuses({1, 2, 2, 8}, {1, 2, 4, 8}, {1, 2, 3, 8});
   refuses({2, 2, 8}, {2, 4, 8}, {2, 4, 8});
   refuses({1, 2, 2, 8}, {1, 2, 4, 8}, {1, 2, 4, 8}, 0);
+  const mx::array rows = random_array({1, 2, 4, 8}, 1);
+  const auto refuses_ranges = [&](std::vector<KvRange> ranges) {
+    EXPECT_THROW(attention(rows, {rows, rows, std::move(ranges)}, {.scale = 1}), std::invalid_argument);
+  };
+  refuses_ranges({});
+  refuses_ranges({{0, 0, 5}});
+  refuses_ranges({{0, 1, 4}});
+  refuses_ranges({{0, -1, 4}});
+  refuses_ranges({{2, 0, 2}, {0, 2, 2}});
+  const auto refuses_options = [&](const AttentionOptions& options) {
+    EXPECT_THROW(attention(rows, {rows, rows, {{0, 0, 4}}}, options), std::invalid_argument);
+  };
+  refuses_options({.scale = 1, .chunk = 0});
+  refuses_options({.scale = 1, .keep = -1});
+  refuses_options({.scale = 1, .sinks = random_array({3}, 1)});
+  refuses_options({.scale = 1, .mask = random_array({1, 1, 4, 3}, 1)});
+}
+
+// What the kernel for the CPU does with a ring, masks, sinks and a cap is what MLX's own operations make of the same.
+TEST(AttentionKernel, AgreesWithMlxOnBatchesMasksSinksAndHalves) {
+  const mx::array q = random_array({2, 4, 3, 16}, 1);
+  for (const mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
+    const mx::array k = mx::astype(random_array({2, 2, 9, 16}, 2), dtype);
+    const mx::array v = mx::astype(random_array({2, 2, 9, 16}, 3), dtype);
+    const mx::array sinks = random_array({4}, 4);
+    const mx::array added = random_array({2, 1, 3, 9}, 5);
+    const mx::array y = attention(q, {k, v, {{0, 0, 9}}}, {.scale = 0.25F, .sinks = sinks, .mask = added});
+    const mx::array causal = mx::greater_equal(mx::expand_dims(mx::arange(6, 9), 1), mx::arange(0, 9));
+    const mx::array mask = mx::where(causal, added, mx::array(-std::numeric_limits<float>::infinity()));
+    const mx::array expected = mx::fast::scaled_dot_product_attention(
+        q, mx::astype(k, mx::float32), mx::astype(v, mx::float32), 0.25F, "array", mask, sinks);
+    expect_near(mx::reshape(y, {2, 3, 4, 16}), doubles(mx::transpose(expected, {0, 2, 1, 3})), 1e-5);
+  }
 }
 
 TEST(Device, CountsAtLeastOneCoreAndTakesAThreadCount) {

@@ -34,8 +34,8 @@ History feed(KVCache& cache, int n_tokens) {
 std::vector<int> contents(const std::optional<History>& history) {
   if (!history) return {};
   std::vector<int> result;
-  mx::array keys = mx::contiguous(mx::astype(history->keys, mx::float32));
-  mx::array values = mx::contiguous(mx::astype(history->values, mx::float32));
+  mx::array keys = mx::contiguous(mx::astype(history->key_rows(), mx::float32));
+  mx::array values = mx::contiguous(mx::astype(history->value_rows(), mx::float32));
   mx::eval(keys, values);
   const int n_rows = keys.shape(2);
   for (int row = 0; row < n_rows; ++row) {
@@ -233,7 +233,7 @@ TEST(KVCache, ASnapshotOfAWholeBufferIsNotChangedByLaterWrites) {
   mx::eval(cache.update(twos, twos).keys);
   KVCache fresh;
   ASSERT_TRUE(fresh.restore(snapshot.get(), 256));
-  EXPECT_TRUE(mx::array_equal(fresh.view()->keys, ones).item<bool>());
+  EXPECT_TRUE(mx::array_equal(fresh.view()->key_rows(), ones).item<bool>());
 }
 
 // mlx-lm test_prompt_cache.py, test_trim_cache: of 10 tokens trim 7, then 4.

@@ -68,7 +68,7 @@ std::uint64_t splitmix64(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// make_logits of tools/sampler_reference.py.
+/// make_logits of data/make_sampler_golden.py.
 std::vector<float> make_logits(std::uint64_t n_vocab, std::uint64_t step, double spread, double quantum) {
   std::vector<float> logits;
   for (std::uint64_t token = 0; token < n_vocab; ++token) {
@@ -82,7 +82,7 @@ std::vector<float> make_logits(std::uint64_t n_vocab, std::uint64_t step, double
   return logits;
 }
 
-// The sequences come from tools/sampler_reference.py: an independent sampler (and Mersenne Twister) in plain Python.
+// The sequences come from data/make_sampler_golden.py: an independent sampler (and Mersenne Twister) in plain Python.
 TEST(Sampler, GivesTheSequencesOfTheReference) {
   std::ifstream file(std::string(MEMOIR_TEST_DATA) + "/sampler_golden.json");
   const auto cases = nlohmann::json::parse(file);
@@ -295,6 +295,20 @@ TEST(Sampler, EachFilterKeepsWhatMlxLmKeeps) {
     SamplerOptions options = at_temperature(1);
     options.top_k = k;
     EXPECT_EQ(reachable(options, logits), first(k)) << "top_k " << k;
+  }
+}
+
+// exp(l - max(l)) is 0.5 * (1 +- 1e-11) here: with the logits at 0 and at ln(0.5) in float32, 1.9e-9 too low, the rest
+// of the difference is in the smaller logit's, whose float32 is as fine as that.
+TEST(Sampler, MinPIsExactNearItsThreshold) {
+  const double threshold = -0.6931471805599453;  // ln(0.5)
+  const auto low = static_cast<float>(threshold);
+  for (const double difference : {1e-11, -1e-11}) {
+    const auto high = static_cast<float>(static_cast<double>(low) - (threshold + difference));
+    SamplerOptions options = at_temperature(1);
+    options.min_p = 0.5;
+    const std::set<TokenId> expected = difference > 0 ? std::set<TokenId>{0, 1} : std::set<TokenId>{0};
+    EXPECT_EQ(reachable(options, {high, low}), expected) << difference;
   }
 }
 

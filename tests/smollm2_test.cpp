@@ -104,7 +104,7 @@ TEST_F(SmolLM2, AChatComputesNothingTwice) {
     answer(session, prompt, 24);
     EXPECT_EQ(completion_.cached_tokens, static_cast<int>(n_known)) << message;
     EXPECT_EQ(completion_.prompt_tokens, static_cast<int>(prompt.size()));
-    conversation.add_answer(completion_.text, completion_.tokens, tokenizer().decode(completion_.tokens));
+    conversation.add_answer(completion_.text, completion_.tokens);
     n_known = session.tokens().size();
   }
   EXPECT_EQ(conversation.messages().size(), 6U);
@@ -116,7 +116,7 @@ TEST_F(SmolLM2, AChatsPromptIsWhatItsTemplateRenders) {
   conversation.add_message("user", "1+1?");
   conversation.prompt();
   const std::vector<TokenId> answer_tokens = tokenizer().encode("2");
-  conversation.add_answer("2", answer_tokens, "2");
+  conversation.add_answer("2", answer_tokens);
   conversation.add_message("user", "And 2+2?\n");
   const auto json = nlohmann::json::parse(test::read_file(test::data("smollm2_chat.json")));
   const nlohmann::json& golden = json["conversations"][2];

@@ -5,12 +5,14 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "damaged_bytes.h"
 #include "gguf_builder.h"
 #include "memoir/base/error.h"
 #include "memoir/base/gguf.h"
+#include "memoir/text/detokenizer.h"
 #include "memoir/text/tokenizer.h"
 
 namespace memoir::text {
@@ -125,6 +127,81 @@ TEST(TokenizerJson, UnknownTypesAreUnsupportedAndNamed) {
   EXPECT_EQ(key_of<UnsupportedError>(with(R"("post_processor":{"type":"Strange"})")), "post_processor");
 }
 
+// Steps that each make the text eight times as long: 40 of them would make 2^120 bytes of one.
+std::string chain(const std::string& component, const std::string& list, const std::string& step, int n_steps) {
+  std::string steps;
+  for (int i = 0; i < n_steps; ++i) steps += (i > 0 ? "," : "") + step;
+  return with("\"" + component + R"(":{"type":"Sequence",")" + list + "\":[" + steps + "]}");
+}
+
+const std::string kOctupled = R"({"type":"Replace","pattern":{"String":"a"},"content":"aaaaaaaa"})";
+const std::string kOctupledByRegex = R"({"type":"Replace","pattern":{"Regex":"a"},"content":"aaaaaaaa"})";
+
+template <typename Use>
+std::string key_refused(Use use) {
+  try {
+    use();
+  } catch (const UnsupportedError& error) {
+    EXPECT_EQ(error.path(), "dir/tokenizer.json");
+    return error.key();
+  }
+  return "no error";
+}
+
+TEST(TokenizerJson, StepsThatMultiplyTheTextAreRefusedAndNamed) {
+  const std::string text(1000, 'a');
+  for (const std::string& step : {kOctupled, kOctupledByRegex}) {
+    const Tokenizer twice = read(chain("normalizer", "normalizers", step, 1));
+    EXPECT_EQ(twice.encode(text).size(), 8000U);
+    const Tokenizer encoder = read(chain("normalizer", "normalizers", step, 40));
+    EXPECT_EQ(key_refused([&] { encoder.encode(text); }), "normalizer.normalizers[1]");
+    const Tokenizer decoder = read(chain("decoder", "decoders", step, 40));
+    // The first token alone may become 32 * (1 + 1) bytes, which two steps make.
+    EXPECT_EQ(key_refused([&] { decoder.decode(Ids(1000, 0)); }), "decoder.decoders[2]");
+    EXPECT_EQ(key_refused([&] { decoder.piece(0); }), "decoder.decoders[2]");
+  }
+  const std::string long_start = R"({"type":"Prepend","prepend":")" + std::string(10'000, 'a') + "\"}";
+  const Tokenizer prepending = read(chain("normalizer", "normalizers", long_start, 1));
+  EXPECT_EQ(key_refused([&] { prepending.encode("b"); }), "normalizer.normalizers[0]");
+  // Two bytes of GPT-2's alphabet for each byte of a character that is not ASCII, over and over.
+  const std::string bytes = R"({"type":"ByteLevel","add_prefix_space":false,"use_regex":false})";
+  const Tokenizer doubling = read(chain("pre_tokenizer", "pretokenizers", bytes, 40));
+  EXPECT_EQ(key_refused([&] { doubling.encode("\u00E9\u00E9\u00E9"); }), "pre_tokenizer.pretokenizers[5]");
+}
+
+TEST(TokenizerJson, AStreamThatRefusedATextBeginsAnew) {
+  const Tokenizer tokenizer = read(chain("decoder", "decoders", kOctupled, 40));
+  StreamingDetokenizer stream(tokenizer);
+  EXPECT_EQ(stream.push(1), "b");
+  EXPECT_THROW(stream.push(0), UnsupportedError);
+  EXPECT_EQ(stream.push(1) + stream.finish(), "b");
+}
+
+TEST(TokenizerJson, TooManyStepsAreRefused) {
+  for (const auto& [component, list] : {std::pair("normalizer", "normalizers"), {"decoder", "decoders"}}) {
+    const std::string step = R"({"type":"Replace","pattern":{"String":"x"},"content":"y"})";
+    EXPECT_NO_THROW(read(chain(component, list, step, 256)));
+    EXPECT_EQ(key_of<UnsupportedError>(chain(component, list, step, 200'000)),
+              std::string(component) + "." + list + "[256]");
+  }
+  EXPECT_EQ(key_of<UnsupportedError>(chain("pre_tokenizer", "pretokenizers", R"({"type":"WhitespaceSplit"})", 300)),
+            "pre_tokenizer.pretokenizers[256]");
+}
+
+// What python's json module writes, and no JSON: the messages are memoir's own.
+TEST(TokenizerJson, WhatIsNoJsonIsSaidWithTheFile) {
+  for (const char* text : {"{", "{\"a\":1e999}", "\"\xFF\""}) {
+    try {
+      read(text);
+      ADD_FAILURE() << text;
+    } catch (const FormatError& error) {
+      EXPECT_EQ(std::string(error.what()).find("dir/tokenizer.json: is not JSON: "), 0U) << error.what();
+      EXPECT_EQ(std::string(error.what()).find("exception"), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_EQ(read(with(R"("note":[NaN,Infinity])")).encode("ab"), (Ids{2}));
+}
+
 TEST(TokenizerJson, PatternsThatCantBeCompiledAreRefused) {
   for (const char* pattern : {"(", "[a", "a{2,1}", "*", "\\\\p{Nonsense}", "(?<n", "[[[[[[[[[[[[[[[[[[[[a"}) {
     const std::string text = with(R"("pre_tokenizer":{"type":"Split","behavior":"Isolated","pattern":{"Regex":")" +
@@ -233,7 +310,7 @@ TEST(TokenizerGguf, TypesSayWhatIsSpecialAndWhatIsFound) {
   EXPECT_TRUE(tokenizer.is_special(4));
   EXPECT_EQ(tokenizer.end_tokens(), (Ids{4}));
   EXPECT_EQ(tokenizer.decode(Ids{0, 3, 4}), "a<x><|im_end|>");
-  EXPECT_EQ(tokenizer.decode(Ids{0, 3, 4}, true), "a<x>");
+  EXPECT_EQ(tokenizer.decode(Ids{0, 3, 4}, {.skip_special = true}), "a<x>");
 }
 
 TEST(TokenizerGguf, SpacePrefixIsAddedAndTakenBack) {
@@ -243,7 +320,10 @@ TEST(TokenizerGguf, SpacePrefixIsAddedAndTakenBack) {
   EXPECT_EQ(open(file).encode("ab"), (Ids{6, 5}));
   EXPECT_EQ(open(file).encode("a</s>b", {.parse_special = true}), (Ids{6, 3, 2, 6, 4}));
   EXPECT_EQ(open(file).decode(Ids{6, 5}), "ab");
-  EXPECT_EQ(open(file).decode(Ids{1, 6, 5}, true), "ab");
+  EXPECT_EQ(open(file).encode("ab", {.previous = 3}), (Ids{5}));
+  EXPECT_EQ(open(file).encode("ab", {.previous = 2}), (Ids{6, 5}));  // behind </s> there is a space, as in llama.cpp
+  EXPECT_EQ(open(file).decode(Ids{6, 5}, {.is_continuation = true}), " ab");
+  EXPECT_EQ(open(file).decode(Ids{1, 6, 5}, {.skip_special = true}), "ab");
   EXPECT_EQ(open(file).encode("\xC3\xA9"), (Ids{6, 0, 0}));  // no byte tokens: unknown, once a byte
   file.boolean("tokenizer.ggml.add_space_prefix", false);
   EXPECT_EQ(open(file).encode("ab"), (Ids{5}));

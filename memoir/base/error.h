@@ -6,7 +6,7 @@
 //   - the caller's mistake: std::invalid_argument, its message begins with the function ("[cache.update] ...");
 //   - an expected refusal (no room, a miss, a rewind that can't be done): bool, std::optional or an enum;
 //   - the outside world (a file, a model, a template): the family below, which carries the path and the key.
-// They are caught in three places only: the server, the command line and the prefix store.
+// The library catches none of them; only the command line reports them (docs/architecture.md).
 
 #include <stdexcept>
 #include <string>

@@ -23,18 +23,26 @@ std::optional<double> special_number(std::string_view name) {
 
 // The bare token that begins at `at`, or empty.
 std::string_view bare_token(std::string_view text, std::size_t at) {
+  if (text[at] != '-' && text[at] != 'I' && text[at] != 'N') return {};
   for (const auto token : kBareTokens) {
     if (text.substr(at, token.size()) == token) return token;
   }
   return {};
 }
 
-// The text with bare tokens outside strings replaced by tagged objects.
-std::string tag_bare_tokens(std::string_view text) {
+// The text with bare tokens outside strings replaced by tagged objects. Throws FormatError where it nests too deep:
+// here, and not in a callback of the parser, which then looks for discarded elements after each object of a list, so
+// that the time grows with their number squared.
+std::string tag_bare_tokens(std::string_view text, const std::string& path) {
   std::string tagged;
   tagged.reserve(text.size());
   bool in_string = false;
+  int depth = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
+    if (!in_string && (text[i] == '[' || text[i] == '{') && ++depth > kMaxJsonDepth) {
+      throw FormatError(path, "", "JSON nested deeper than " + std::to_string(kMaxJsonDepth) + " levels");
+    }
+    if (!in_string && (text[i] == ']' || text[i] == '}')) --depth;
     const std::string_view token = in_string ? std::string_view() : bare_token(text, i);
     if (!token.empty()) {
       tagged.append("{\"").append(kTag).append("\":\"").append(token).append("\"}");
@@ -63,23 +71,23 @@ void untag(json& value) {
   for (auto& element : value) untag(element);
 }
 
+// The parser's message without its own numbering, "[json.exception.parse_error.101] "; it quotes what was read last,
+// which may be long.
+std::string reason_of(const json::exception& error) {
+  const std::string text = error.what();
+  const std::size_t bracket = text.find("] ");
+  return text.substr(bracket == std::string::npos ? 0 : bracket + 2, 200);
+}
+
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& path) {
-  const auto check_depth = [&path](int depth, json::parse_event_t event, const json& /*parsed*/) {
-    const bool opens = event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-    if (opens && depth >= kMaxJsonDepth) {
-      throw FormatError(path, "", "JSON nested deeper than " + std::to_string(kMaxJsonDepth) + " levels");
-    }
-    return true;
-  };
   try {
-    json value = json::parse(tag_bare_tokens(text), check_depth);
+    json value = json::parse(tag_bare_tokens(text, path));
     untag(value);
     return value;
   } catch (const json::exception& error) {
-    // The message quotes what was read last, which may be long.
-    throw FormatError(path, "", "is not JSON: " + std::string(error.what()).substr(0, 200));
+    throw FormatError(path, "", "is not JSON: " + reason_of(error));
   }
 }
 

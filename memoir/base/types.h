@@ -11,4 +11,8 @@ namespace memoir {
 /// A token of a model's vocabulary, 0 <= id < V. Negative values never name a token.
 using TokenId = std::int32_t;
 
+/// The largest V that is taken, of a file or a caller: some 16 times the largest there is. Sums of V weights in the
+/// sampler's units of 2^-40 stay below 2^63.
+inline constexpr std::int32_t kMaxVocab = 1 << 22;
+
 }  // namespace memoir

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "memoir/cache/snapshot.h"
+#include "memoir/kernels/attention.h"
 
 namespace memoir::cache {
 
@@ -68,12 +69,9 @@ class LayerCache {
   virtual bool is_trimmable() const = 0;
 };
 
-/// Keys and values to attend to, oldest row first. Both are views of the cache's buffers: drop them before the next
-/// update, else that update has to copy the buffer.
-struct History {
-  mlx::core::array keys;    // [B, H, S, Dk]
-  mlx::core::array values;  // [B, H, S, Dv]
-};
+/// Keys and values to attend to. The arrays are the cache's buffers: drop them before the next update, else that update
+/// has to copy the buffer.
+using History = kernels::History;
 
 /// A cache that an attention layer writes keys and values to.
 class AttentionCache : public LayerCache {

@@ -96,7 +96,7 @@ std::size_t KVCache::size_bytes() const {
 std::vector<mx::array> KVCache::state() const {
   const std::optional<History> history = view();
   if (!history) return {};
-  return {history->keys, history->values};
+  return {history->key_rows(), history->value_rows()};
 }
 
 void KVCache::free() {
@@ -134,7 +134,7 @@ History KVCache::update(const mx::array& keys, const mx::array& values) {
 
 std::optional<History> KVCache::view() const {
   if (is_empty()) return std::nullopt;
-  return History{rows(*keys_, 0, offset()), rows(*values_, 0, offset())};
+  return History{*keys_, *values_, {{0, 0, offset()}}};
 }
 
 std::unique_ptr<Snapshot> KVCache::snapshot(int from) const {

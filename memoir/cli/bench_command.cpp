@@ -7,11 +7,14 @@
 #include "memoir/base/error.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
+#include "memoir/cli/number_checks.h"
 #include "memoir/cli/peak_memory.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
 #include "memoir/engine/generate.h"
 #include "memoir/kernels/device.h"
+
+namespace mx = mlx::core;
 
 namespace memoir::cli {
 namespace {
@@ -41,7 +44,14 @@ Spread spread(std::vector<double> values) {
 struct Measured {
   std::vector<double> prefill_tok_s;
   std::vector<double> decode_tok_s;
+  std::string kv;  // the type of the cached rows
 };
+
+// As --kv names types; floating types are all that a cache holds.
+std::string dtype_name(mx::Dtype dtype) {
+  if (dtype == mx::float16) return "f16";
+  return dtype == mx::bfloat16 ? "bf16" : "f32";
+}
 
 // Any tokens do: the work does not depend on which. These are spread over the vocabulary (Knuth's multiplier).
 std::vector<TokenId> bench_tokens(int n_tokens, int n_vocab) {
@@ -62,6 +72,7 @@ void measure(const model::Model& model, const BenchArguments& arguments, Measure
   const engine::Completion completion = engine::generate(session, prompt, options, nullptr);
   measured.prefill_tok_s.push_back(arguments.n_prompt / completion.prefill_s);
   measured.decode_tok_s.push_back(arguments.n_decode / completion.decode_s);
+  measured.kv = dtype_name(session.cache().state().at(0).dtype());
 }
 
 nlohmann::ordered_json json_of(const Spread& spread) {
@@ -96,7 +107,6 @@ int run_bench(const BenchArguments& arguments) {
   progress.clear();
   const Spread prefill = spread(measured.prefill_tok_s);
   const Spread decode = spread(measured.decode_tok_s);
-  const std::string kv = kernels::on_cpu() ? "f32" : "as the weights";
   if (arguments.is_json) {
     const nlohmann::ordered_json json = {{"prefill_tok_s", json_of(prefill)},
                                          {"decode_tok_s", json_of(decode)},
@@ -104,13 +114,14 @@ int run_bench(const BenchArguments& arguments) {
                                          {"load_s", load_s},
                                          {"threads", kernels::cpu_threads()},
                                          {"model", arguments.run.model},
-                                         {"kv", kv}};
+                                         {"kv", measured.kv}};
     write_out(json.dump() + "\n");
     return kDone;
   }
   char rest[256];
-  std::snprintf(rest, sizeof(rest), "load           %.2f s\npeak memory    %.1f MiB\nthreads        %d\n", load_s,
-                static_cast<double>(peak_rss_bytes()) / (1 << 20), kernels::cpu_threads());
+  std::snprintf(rest, sizeof(rest),
+                "load           %.2f s\npeak memory    %.1f MiB\nthreads        %d\nkv             %s\n", load_s,
+                static_cast<double>(peak_rss_bytes()) / (1 << 20), kernels::cpu_threads(), measured.kv.c_str());
   write_out(text_of("prefill tok/s", prefill) + text_of("decode tok/s", decode) + rest);
   return kDone;
 }
@@ -122,7 +133,7 @@ void add_bench_command(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("bench", "measure prefill and decode speed, load time and memory");
   arguments->run.add_to(*command);
   const auto count = [&](const char* name, int& value, const char* help) {
-    command->add_option(name, value, help)->type_name("N")->check(in_range(1, 1 << 20))->capture_default_str();
+    command->add_option(name, value, help)->type_name("N")->transform(whole_number(1, 1 << 20))->capture_default_str();
   };
   count("--prompt", arguments->n_prompt, "tokens of the prompt");
   count("--decode", arguments->n_decode, "tokens to generate after it");

@@ -4,6 +4,7 @@
 #include "memoir/base/error.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
+#include "memoir/cli/line_editor.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
 #include "memoir/engine/conversation.h"
@@ -12,6 +13,12 @@
 
 namespace memoir::cli {
 namespace {
+
+constexpr const char* kPrompt = "> ";
+constexpr const char* kCommands =
+    "/help   this list\n"
+    "/reset  a new conversation\n"
+    "/exit   leaves, as Ctrl-D and, at the prompt, Ctrl-C do\n";
 
 struct ChatArguments {
   RunOptions run;
@@ -29,38 +36,49 @@ class Chat {
         options_(arguments.sampling.generate_options(loaded)),
         session_(*loaded.model) {
     options_.should_cancel = [this] { return interrupt_.is_set(); };
-    clear();
+    if (LineEditor::is_usable()) editor_.emplace(kPrompt);
+    reset();
   }
 
   int run() {
-    if (is_terminal_) std::cerr << "Ctrl-C stops an answer, Ctrl-D leaves, /clear starts anew.\n";
-    while (true) {
-      if (is_terminal_) std::cerr << "> " << std::flush;
+    if (is_terminal_) std::cerr << "Ctrl-C stops an answer, Ctrl-D leaves, /help tells more.\n";
+    while (!is_over_) {
       interrupt_.clear();
-      const std::optional<std::string> line = read_line();
-      if (!line) break;
-      if (interrupt_.is_set() && is_terminal_) std::cerr << '\n';
+      const std::optional<std::string> line = next_line();
+      if (!line) {
+        if (is_terminal_) std::cerr << '\n';
+        break;
+      }
       take(*line);
     }
-    if (is_terminal_) std::cerr << '\n';
     return kDone;
   }
 
  private:
-  void clear() {
+  void reset() {
     conversation_.emplace(tokenizer_, template_);
     if (!arguments_.system.empty()) conversation_->add_message("system", arguments_.system);
+  }
+
+  std::optional<std::string> next_line() {
+    if (editor_) return editor_->read();
+    if (is_terminal_) std::cerr << kPrompt << std::flush;
+    return read_line();
   }
 
   void take(const std::string& line) {
     const std::size_t begin = line.find_first_not_of(" \t\r");
     if (begin == std::string::npos) return;
     const std::string text = line.substr(begin, line.find_last_not_of(" \t\r") + 1 - begin);
-    if (text == "/clear") {
-      clear();
-      std::cerr << "The chat starts anew.\n";
+    if (text == "/help") {
+      std::cerr << kCommands;
+    } else if (text == "/exit") {
+      is_over_ = true;
+    } else if (text == "/reset") {
+      reset();
+      std::cerr << "A new conversation.\n";
     } else if (text[0] == '/' && text.find_first_of(" /", 1) == std::string::npos) {
-      std::cerr << "memoir: unknown command " << text << ", there is /clear\n";
+      std::cerr << "memoir: unknown command " << text << ", /help lists them\n";
     } else {
       answer(text);
     }
@@ -72,14 +90,19 @@ class Chat {
     const int context = session_.model().context();
     if (prompt.size() >= static_cast<std::size_t>(context)) {
       std::cerr << "memoir: the chat has " << prompt.size() << " tokens with this message, the model's context is "
-                << context << ": shorten it, or start anew with /clear\n";
+                << context << ": shorten it, or begin a new one with /reset\n";
       conversation_->drop_last_message();
       return;
     }
+    const EchoOff echo_off(editor_.has_value());
     const engine::Completion completion =
         engine::generate(session_, prompt, options_, &tokenizer_, [](std::string_view text) { write_out(text); });
     write_out("\n");
-    conversation_->add_answer(completion.text, completion.tokens, tokenizer_.decode(completion.tokens));
+    if (completion.tokens.empty() && completion.finish_reason == engine::FinishReason::kCancelled) {
+      conversation_->drop_last_message();
+      return;
+    }
+    conversation_->add_answer(completion.text, completion.tokens);
     show_stats(completion);
   }
 
@@ -101,7 +124,9 @@ class Chat {
   engine::Session session_;
   std::optional<engine::Conversation> conversation_;
   InterruptFlag interrupt_;
+  std::optional<LineEditor> editor_;
   bool is_terminal_ = stdin_is_terminal();
+  bool is_over_ = false;
 };
 
 int run_chat(const ChatArguments& arguments) {
@@ -127,6 +152,7 @@ void add_chat_command(CLI::App& app, Action& action) {
       ->type_name("TEXT");
   arguments->sampling.add_to(*command);
   command->add_flag("--stats", arguments->shows_stats, "after each answer say on stderr what was computed");
+  command->footer(std::string("In the chat:\n") + kCommands);
   command->callback([arguments, &action] { action = [arguments] { return run_chat(*arguments); }; });
 }
 

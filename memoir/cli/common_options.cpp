@@ -4,8 +4,10 @@
 
 #include <charconv>
 #include <iostream>
+#include <limits>
 
 #include "memoir/cli/model_path.h"
+#include "memoir/cli/number_checks.h"
 #include "memoir/cli/status.h"
 #include "memoir/kernels/device.h"
 
@@ -13,6 +15,9 @@ namespace mx = mlx::core;
 
 namespace memoir::cli {
 namespace {
+
+// Beyond, threads cost memory and bring nothing: no product of a model here is cut into that many parts.
+constexpr int kMaxThreads = 256;
 
 void use_device(const std::string& name) {
   const mx::Device device(name == "gpu" ? mx::Device::gpu : mx::Device::cpu);
@@ -32,7 +37,7 @@ void RunOptions::add_to(CLI::App& command) {
   }
   command.add_option("--threads", threads, "threads of matrix products (default: the physical cores)")
       ->type_name("N")
-      ->check(in_range(1, 1024));
+      ->transform(whole_number(1, kMaxThreads));
   command.add_option("--device", device, "where to compute")
       ->check(CLI::IsMember({"cpu", "gpu"}))
       ->type_name("cpu|gpu")
@@ -48,36 +53,30 @@ model::LoadedModel RunOptions::load() const {
 }
 
 void SamplingOptions::add_to(CLI::App& command) {
-  const auto number = [&](const char* name, double& value, double low, double high, const char* help) {
-    command.add_option(name, value, help)->type_name("X")->check(in_range(low, high))->capture_default_str();
+  const auto whole = [&](const char* names, auto& value, std::int64_t low, std::uint64_t high, const char* help) {
+    return command.add_option(names, value, help)->type_name("N")->transform(whole_number(low, high));
   };
-  command.add_option("-n,--max-tokens", max_tokens, "the most tokens to generate")
-      ->type_name("N")
-      ->check(in_range(0, 1 << 30))
+  const auto real = [&](const char* name, double& value, const CLI::Validator& range, const char* help) {
+    command.add_option(name, value, help)->type_name("X")->check(range)->capture_default_str();
+  };
+  whole("-n,--max-tokens", max_tokens, 0, 1 << 30, "the most tokens to generate")->capture_default_str();
+  real("--temp", sampler.temperature, number(0, 1e6), "temperature, 0 takes the likeliest token");
+  real("--top-p", sampler.top_p, number_above(0, 1), "keep the likeliest tokens up to this mass");
+  real("--min-p", sampler.min_p, number(0, 1), "drop tokens below this share of the likeliest");
+  whole("--top-k", sampler.top_k, 0, 1 << 30, "keep the k likeliest tokens, 0 all")->capture_default_str();
+  real("--repeat-penalty", sampler.repetition_penalty, number_above(0, 1e6),
+       "divide the logits of seen tokens, 1 is none");
+  real("--presence-penalty", sampler.presence_penalty, number(-1e6, 1e6), "subtract from the logits of seen tokens");
+  real("--frequency-penalty", sampler.frequency_penalty, number(-1e6, 1e6), "the same, times how often they were seen");
+  whole("--repeat-last-n", sampler.penalty_window, -1, 1 << 30, "how many tokens the penalties look at, -1 all")
       ->capture_default_str();
-  number("--temp", sampler.temperature, 0, 1e6, "temperature, 0 takes the likeliest token");
-  number("--top-p", sampler.top_p, 1e-9, 1, "keep the likeliest tokens up to this mass");
-  number("--min-p", sampler.min_p, 0, 1, "drop tokens below this share of the likeliest");
-  command.add_option("--top-k", sampler.top_k, "keep the k likeliest tokens, 0 all")
-      ->type_name("K")
-      ->check(in_range(0, 1 << 30))
-      ->capture_default_str();
-  number("--repeat-penalty", sampler.repetition_penalty, 1e-9, 1e6, "divide the logits of seen tokens, 1 is none");
-  number("--presence-penalty", sampler.presence_penalty, -1e6, 1e6, "subtract from the logits of seen tokens");
-  number("--frequency-penalty", sampler.frequency_penalty, -1e6, 1e6, "the same, times how often they were seen");
-  command.add_option("--repeat-last-n", sampler.penalty_window, "how many tokens the penalties look at, -1 all")
-      ->type_name("N")
-      ->check(in_range(-1, 1 << 30))
-      ->capture_default_str();
-  seed_option_ =
-      command.add_option("--seed", seed_, "the same seed gives the same text (default: a random one)")->type_name("N");
+  seed_option_ = whole("--seed", seed_, 0, std::numeric_limits<std::uint64_t>::max(),
+                       "the same seed gives the same text (default: a random one)");
   command.add_option("--stop", stop_strings, "end where this text would appear; may be repeated")
       ->type_name("TEXT")
       ->take_all()
       ->expected(1);
-  command.add_option("--prefill-chunk", prefill_chunk, "tokens of the prompt in one forward pass")
-      ->type_name("N")
-      ->check(in_range(1, 1 << 20))
+  whole("--prefill-chunk", prefill_chunk, 1, 1 << 20, "tokens of the prompt in one forward pass")
       ->capture_default_str();
 }
 
@@ -93,10 +92,6 @@ engine::GenerateOptions SamplingOptions::generate_options(const model::LoadedMod
   }
   options.stop_strings = stop_strings;
   return options;
-}
-
-CLI::Validator in_range(double low, double high) {
-  return CLI::Range(low, high).description("");
 }
 
 std::vector<TokenId> parse_tokens(const std::string& text) {

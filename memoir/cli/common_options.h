@@ -40,9 +40,6 @@ struct SamplingOptions {
   CLI::Option* seed_option_ = nullptr;
 };
 
-/// A check that a number lies in [low, high], without the range in the help: most are there to catch slips only.
-CLI::Validator in_range(double low, double high);
-
 /// "1,2,3" as token ids. Throws UsageError naming what is no number.
 std::vector<TokenId> parse_tokens(const std::string& text);
 

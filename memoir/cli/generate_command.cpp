@@ -114,11 +114,14 @@ void add_generate_command(CLI::App& app, Action& action) {
   arguments->prompt_option = prompt->add_option("-p,--prompt", arguments->prompt, "the prompt")->type_name("TEXT");
   arguments->tokens_option =
       prompt->add_option("--tokens", arguments->tokens, "the prompt as token ids, 1,2,3")->type_name("IDS");
-  prompt->add_option("--messages", arguments->messages_file, "a chat: {\"messages\": [...], \"tools\": [...]}")
-      ->type_name("FILE.json");
+  CLI::Option* messages = prompt
+                              ->add_option("--messages", arguments->messages_file,
+                                           "a chat, {\"messages\": [...], \"tools\": [...]}; - is stdin")
+                              ->type_name("FILE.json");
   prompt->require_option(1);
   arguments->sampling.add_to(*command);
-  command->add_flag("--raw", arguments->is_raw, "take the prompt as it is, without the chat template");
+  command->add_flag("--raw", arguments->is_raw, "take the prompt as it is, without the chat template")
+      ->excludes(messages);
   command->add_flag("--json", arguments->is_json, "print one JSON object instead of the text");
   command->callback([arguments, &action] { action = [arguments] { return run_generate(*arguments); }; });
 }

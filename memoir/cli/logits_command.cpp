@@ -3,18 +3,18 @@
 #include <mlx/transforms.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 
 #include "memoir/base/error.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
+#include "memoir/cli/number_checks.h"
+#include "memoir/cli/output_file.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
 #include "memoir/engine/session.h"
 
 namespace mx = mlx::core;
-namespace fs = std::filesystem;
 
 namespace memoir::cli {
 namespace {
@@ -26,24 +26,27 @@ struct LogitsArguments {
   int chunk = 0;  // 0: all tokens at once
 };
 
-// Written aside and renamed, so that a failure leaves no half file behind.
-void write_logits(const fs::path& path, const mx::array& logits) {
-  const fs::path aside = path.string() + ".part.safetensors";
-  try {
-    mx::save_safetensors(aside.string(), {{"logits", logits}});
-    fs::rename(aside, path);
-  } catch (const std::exception& error) {
-    std::error_code ignored;
-    fs::remove(aside, ignored);
-    throw FileError(path.string(), "", std::string("can't write: ") + error.what());
-  }
-}
+// What MLX writes a file through. It goes front to back only, so that the file may be a pipe.
+class FrontToBack : public mx::io::Writer {
+ public:
+  explicit FrontToBack(std::FILE* file) : file_(file) {}
+
+  bool is_open() const override { return true; }
+  bool good() const override { return true; }  // write_file() looks for errors when all is written
+  std::size_t tell() override { return n_written_; }
+  void seek(std::int64_t, std::ios_base::seekdir) override { throw std::logic_error("a pipe can't seek"); }
+  void write(const char* data, std::size_t n_bytes) override { n_written_ += std::fwrite(data, 1, n_bytes, file_); }
+  std::string label() const override { return "output"; }
+
+ private:
+  std::FILE* file_;
+  std::size_t n_written_ = 0;
+};
 
 int run_logits(const LogitsArguments& arguments) {
   const std::vector<TokenId> tokens = parse_tokens(arguments.tokens);
   if (tokens.empty()) throw UsageError("--tokens: the list is empty");
-  const fs::path folder = fs::path(arguments.output).parent_path();
-  if (!folder.empty() && !fs::is_directory(folder)) throw FileError(arguments.output, "", "its folder does not exist");
+  check_output_path("--output", arguments.output);
   const model::LoadedModel loaded = arguments.run.load();
   engine::Session session(*loaded.model);
   const std::size_t n_chunk = arguments.chunk > 0 ? static_cast<std::size_t>(arguments.chunk) : tokens.size();
@@ -56,7 +59,11 @@ int run_logits(const LogitsArguments& arguments) {
     mx::eval(parts.back());
     progress.show(static_cast<int>(begin + n_tokens), static_cast<int>(tokens.size()));
   }
-  write_logits(arguments.output, mx::concatenate(parts, 0));
+  mx::array logits = mx::concatenate(parts, 0);
+  mx::eval(logits);
+  write_file(arguments.output, [&](std::FILE* file) {
+    mx::save_safetensors(std::make_shared<FrontToBack>(file), {{"logits", logits}});
+  });
   return kDone;
 }
 
@@ -72,7 +79,7 @@ void add_logits_command(CLI::App& app, Action& action) {
       ->required();
   command->add_option("--chunk", arguments->chunk, "tokens in one forward pass (default: all)")
       ->type_name("N")
-      ->check(in_range(1, 1 << 20));
+      ->transform(whole_number(1, 1 << 20));
   command->callback([arguments, &action] { action = [arguments] { return run_logits(*arguments); }; });
 }
 

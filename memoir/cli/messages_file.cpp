@@ -1,18 +1,43 @@
 #include "memoir/cli/messages_file.h"
 
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
+#include "memoir/cli/terminal.h"
 #include "memoir/engine/conversation.h"
 
 namespace memoir::cli {
 
 using Json = nlohmann::ordered_json;
 
+namespace {
+
+constexpr std::uint64_t kMaxBytes = 256U << 20;
+
+// Devices and FIFOs have no size to read by.
+std::string read_messages(const std::string& path) {
+  if (path == "-") return read_stream(stdin, "stdin", kMaxBytes);
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  const bool is_stream = std::filesystem::exists(status) && !std::filesystem::is_regular_file(status) &&
+                         !std::filesystem::is_directory(status);
+  if (!is_stream) return read_text_file(path, kMaxBytes);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  if (!file) throw FileError(path, "", std::string("can't open: ") + std::strerror(errno));
+  return read_stream(file.get(), path, kMaxBytes);
+}
+
+}  // namespace
+
 text::ChatTemplate::Inputs read_messages_file(const std::string& path, const text::Tokenizer& tokenizer) {
-  Json json = Json::parse(read_text_file(path), nullptr, /* allow_exceptions = */ false);
+  Json json = Json::parse(read_messages(path), nullptr, /* allow_exceptions = */ false);
   if (json.is_discarded()) throw FormatError(path, "", "is not JSON");
   if (json.is_array()) json = Json{{"messages", std::move(json)}};
   if (!json.is_object() || !json.contains("messages") || !json["messages"].is_array()) {

@@ -28,15 +28,15 @@ std::vector<fs::path> model_folders() {
 fs::path resolve_model(const std::string& name) {
   std::error_code error;
   if (fs::exists(name, error)) return name;
-  const bool is_plain = !name.empty() && fs::path(name).filename() == name;
-  if (is_plain) {
-    for (const fs::path& folder : model_folders()) {
-      for (const fs::path& path : {folder / (name + ".gguf"), folder / name}) {
-        if (fs::exists(path, error)) return path;
-      }
+  if (name.empty() || fs::path(name).filename() != name) throw FileError(name, "", "no such file or directory");
+  std::string searched;
+  for (const fs::path& folder : model_folders()) {
+    for (const fs::path& path : {folder / (name + ".gguf"), folder / name}) {
+      if (fs::exists(path, error)) return path;
     }
+    searched += (searched.empty() ? "" : ", ") + folder.string();
   }
-  throw FileError(name, "", is_plain ? "no such file, directory or known model" : "no such file or directory");
+  throw FileError(name, "", "no such file or directory, nor a model in " + searched);
 }
 
 }  // namespace memoir::cli

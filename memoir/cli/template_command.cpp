@@ -33,7 +33,9 @@ void add_template_command(CLI::App& app, Action& action) {
   command->add_option("-m,--model", arguments->model, "a model directory, a .gguf file, or smollm2")
       ->type_name("MODEL")
       ->required();
-  command->add_option("file", arguments->file, "{\"messages\": [...], \"tools\": [...]}; other keys are variables")
+  command
+      ->add_option("file", arguments->file,
+                   "{\"messages\": [...], \"tools\": [...]}; other keys are variables; - is stdin")
       ->type_name("FILE.json")
       ->required();
   command->callback([arguments, &action] { action = [arguments] { return run_template(*arguments); }; });

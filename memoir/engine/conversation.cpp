@@ -25,10 +25,11 @@ void Conversation::drop_last_message() {
 
 std::vector<TokenId> Conversation::prompt() {
   prompt_text_ = template_.render(template_inputs(tokenizer_, messages_));
-  const text::Tokenizer::EncodeOptions options{.add_special = false, .parse_special = true};
+  text::Tokenizer::EncodeOptions options{.add_special = false, .parse_special = true};
   if (known_tokens_.empty() || !prompt_text_.starts_with(known_text_)) {
     prompt_tokens_ = tokenizer_.encode(prompt_text_, options);
   } else {
+    options.previous = known_tokens_.back();
     prompt_tokens_ = known_tokens_;
     const std::string_view added = std::string_view(prompt_text_).substr(known_text_.size());
     const std::vector<TokenId> tokens = tokenizer_.encode(added, options);
@@ -37,8 +38,8 @@ std::vector<TokenId> Conversation::prompt() {
   return prompt_tokens_;
 }
 
-void Conversation::add_answer(const std::string& text, const std::vector<TokenId>& tokens,
-                              const std::string& raw_text) {
+void Conversation::add_answer(const std::string& text, const std::vector<TokenId>& tokens) {
+  const std::string raw_text = tokenizer_.decode(tokens, {.is_continuation = true});
   add_message("assistant", text);
   known_text_ = prompt_text_ + raw_text;
   known_tokens_ = prompt_tokens_;

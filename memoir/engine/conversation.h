@@ -8,9 +8,9 @@
 // rendering continues the text of the last prompt and answer, only what is new is encoded. A template that rewrites
 // earlier turns (drops thoughts, trims) falls back to encoding all; Session::reuse then keeps what still matches.
 //
-// Limit: a SentencePiece tokenizer puts a space before what it encodes, so with such models the new part may differ by
-// one from encoding all at once. The rendered chat is encoded with special tokens parsed, so a message that contains a
-// special token's text contains the token.
+// The new part is encoded as what it is, a continuation: the spaces that a SentencePiece tokenizer puts before texts
+// are where they are when all is encoded at once. The rendered chat is encoded with special tokens parsed, so a message
+// that contains a special token's text contains the token.
 //
 // Ownership: refers to the tokenizer and template, which must outlive it. Threads: one at a time.
 
@@ -32,12 +32,12 @@ class Conversation {
   void add_message(const std::string& role, const std::string& content);
 
   /// The tokens of the chat so far and the beginning of an answer.
-  /// Throws what ChatTemplate::render throws.
+  /// Throws what ChatTemplate::render and Tokenizer::encode throw.
   std::vector<TokenId> prompt();
 
-  /// Adds the answer to the last prompt(): its text as shown, and the tokens and text the model really produced.
-  /// raw_text must be what `tokens` decode to, special tokens included.
-  void add_answer(const std::string& text, const std::vector<TokenId>& tokens, const std::string& raw_text);
+  /// Adds the answer to the last prompt(): its text as shown, and the tokens that the model really produced.
+  /// Throws as Tokenizer::decode.
+  void add_answer(const std::string& text, const std::vector<TokenId>& tokens);
 
   /// Takes the last message back (one that could not be answered).
   void drop_last_message();

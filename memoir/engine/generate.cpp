@@ -52,7 +52,7 @@ class TextStream {
  public:
   TextStream(const text::Tokenizer& tokenizer, std::vector<std::string> stop_strings,
              const std::function<void(std::string_view)>& on_text)
-      : detokenizer_(tokenizer, /* skip_special = */ true), matcher_(std::move(stop_strings)), on_text_(on_text) {}
+      : detokenizer_(tokenizer, {.skip_special = true}), matcher_(std::move(stop_strings)), on_text_(on_text) {}
 
   /// Returns true if the token completed a stop string.
   bool push(TokenId token) { return match(detokenizer_.push(token)); }

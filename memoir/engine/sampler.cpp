@@ -16,8 +16,7 @@ namespace memoir::engine {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr double kMassUnits = 0x1p40;  // with kMaxVocab tokens a sum stays below 2^63
-constexpr int kMaxVocab = 4 * 1024 * 1024;
+constexpr double kMassUnits = 0x1p40;       // with kMaxVocab tokens a sum stays below 2^63
 constexpr double kSmallestExponent = -700;  // exp() below is 1e-304 or less, taken as 0: keeps clear of subnormals
 
 [[noreturn]] void refuse(const char* name, double value, const char* range) {
@@ -119,7 +118,7 @@ void SamplerOptions::validate() const {
 Sampler::Sampler(const SamplerOptions& options, int n_vocab)
     : options_(options), n_vocab_(n_vocab), log_min_p_(std::log(options.min_p)) {
   options_.validate();
-  if (n_vocab < 1 || n_vocab > kMaxVocab) refuse("n_vocab", n_vocab, "1 to 4194304");
+  if (n_vocab < 1 || n_vocab > kMaxVocab) refuse("n_vocab", n_vocab, ("1 to " + std::to_string(kMaxVocab)).c_str());
   for (const auto& [token, bias] : options_.logit_bias) {
     if (is_outside(token, static_cast<std::size_t>(n_vocab))) {
       refuse_token("sampler: logit_bias", token, static_cast<std::size_t>(n_vocab));
@@ -305,6 +304,15 @@ Sampler::Candidate Sampler::last_of_top_p(double total_mass) {
   return *first;
 }
 
+/// Whether exp(below_max) >= min_p. The logarithm, whose last bits differ between platforms, decides only where a
+/// difference in them can't matter.
+bool Sampler::min_p_keeps(double below_max) const {
+  constexpr double kMargin = 1e-9;
+  if (below_max >= log_min_p_ + kMargin) return true;
+  if (below_max < log_min_p_ - kMargin) return false;
+  return below_max > kSmallestExponent && exp_of_nonpositive(below_max) >= options_.min_p;
+}
+
 /// Collects, in the order of ids, the tokens ranked at or before the cutoff that min-p keeps too.
 void Sampler::keep_from(std::span<const float> logits, const Candidate& cutoff, float max_logit) {
   kept_logits_.clear();
@@ -315,8 +323,7 @@ void Sampler::keep_from(std::span<const float> logits, const Candidate& cutoff, 
     const auto id = static_cast<TokenId>(i);
     if (logit == cutoff.logit && id > cutoff.id) continue;
     // inf - inf has no value, so the largest is kept by name.
-    const double below_max = static_cast<double>(logit) - static_cast<double>(max_logit);
-    if (logit != max_logit && !(below_max >= log_min_p_)) continue;
+    if (logit != max_logit && !min_p_keeps(static_cast<double>(logit) - static_cast<double>(max_logit))) continue;
     kept_logits_.push_back(logit);
     kept_ids_.push_back(id);
   }

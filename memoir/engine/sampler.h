@@ -10,7 +10,7 @@
 //   4. top-k        keep the k largest l
 //   5. top-p        keep the fewest tokens, largest first, whose p sum to at least top_p: the one that crosses is kept
 //                   (arXiv:1904.09751, sec. 3.1). After top-k, p is over the k that are left.
-//   6. min-p        keep p >= min_p * max(p), that is l >= max(l) + ln(min_p)       (arXiv:2407.01082)
+//   6. min-p        keep p >= min_p * max(p), that is exp(l - max(l)) >= min_p      (arXiv:2407.01082)
 //   7. temperature  weight = exp((l - max(l)) / temperature) for the kept tokens
 //   8. draw         u in [0, 1); the first token, in the order of ids, where the running sum of weights exceeds u * sum
 // Temperature 0 takes the largest l after step 3, the lowest id among equals.
@@ -23,9 +23,10 @@
 // several share the probability equally. A bias of -inf (a ban) beats a +inf logit.
 //
 // The same seed, options, history and logits give the same token on every platform: the generator is
-// std::mt19937_64 (fixed by the standard), u its top 53 bits; the weights come from an exp() of our own
-// (relative error below 1e-12) summed in the order of ids in double; top-p sums whole numbers (weights in units of
-// 2^-40), which have no order. No result depends on a sort that isn't total: equal logits rank by id.
+// std::mt19937_64 (fixed by the standard), u its top 53 bits; the weights, and what min-p compares, come from an exp()
+// of our own (relative error below 1e-12) summed in the order of ids in double; top-p sums whole numbers (weights in
+// units of 2^-40), which have no order. No result depends on a sort that isn't total: equal logits rank by id. This is
+// true of tokens, not of log_probability(), which ends in the platform's log().
 //
 // Ownership: a Sampler is a value; a copy continues with the same draws and history. One per sequence.
 // Threads: one at a time.
@@ -70,7 +71,7 @@ struct SamplerOptions {
 
 class Sampler {
  public:
-  /// n_vocab: V, 1 to 4,194,304. Throws std::invalid_argument as validate() does, for n_vocab, and for a biased token
+  /// n_vocab: V, 1 to kMaxVocab. Throws std::invalid_argument as validate() does, for n_vocab, and for a biased token
   /// outside the vocabulary.
   Sampler(const SamplerOptions& options, int n_vocab);
 
@@ -121,6 +122,7 @@ class Sampler {
   double gather_for_top_p(std::span<const float> logits, float max_logit);
   Candidate last_of_top_p(double total_mass);
   Candidate find_cutoff(std::span<const float> logits, float max_logit);
+  bool min_p_keeps(double below_max) const;
   void keep_from(std::span<const float> logits, const Candidate& cutoff, float max_logit);
   TokenId draw(float max_logit);
 

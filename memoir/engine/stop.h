@@ -42,8 +42,6 @@ class StopMatcher {
   /// The text ended. Returns what was held back, empty after a stop. The matcher is then as new.
   std::string finish();
 
-  const std::vector<std::string>& stops() const { return stops_; }
-
  private:
   /// A beginning of a stop string. Node 0 is the empty one.
   struct Node {

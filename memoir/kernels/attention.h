@@ -5,20 +5,46 @@
 #include <mlx/array.h>
 
 #include <optional>
+#include <vector>
+
+#include "memoir/kernels/cpu/attention.h"
 
 namespace memoir::kernels {
 
-struct AttentionOptions {
-  float scale;                               // applied to query-key products, usually 1 / sqrt(D)
-  std::optional<int> window = std::nullopt;  // a query sees itself and the window - 1 positions before it
+using cpu::KvRange;
+
+/// Keys and values to attend to: buffers, and where in them the rows of which positions lie.
+struct History {
+  mlx::core::array keys;        // [B, Hkv, capacity, Dk] f32, f16 or bf16
+  mlx::core::array values;      // [B, Hkv, capacity, Dv]
+  std::vector<KvRange> ranges;  // by position, not overlapping, inside the capacity
+
+  /// S, the number of rows.
+  int n_rows() const;
+
+  /// The rows alone, by position: [B, Hkv, S, Dk] and [B, Hkv, S, Dv]. Lazy; a view where they lie in one range.
+  mlx::core::array key_rows() const;
+  mlx::core::array value_rows() const;
 };
 
-/// Causal softmax attention; query heads share key heads in equal runs (H a multiple of the keys' heads).
-/// queries: [B, H, T, Dk]. keys: [B, Hkv, S, Dk], values: [B, Hkv, S, Dv], rows oldest first and the last T of them
-/// those of the queries, so S >= T. Returns [B, H, T, Dv] in the queries' type. Lazy. Keeps no reference to its
-/// arguments after evaluation.
-/// Throws std::invalid_argument if the shapes don't fit or the window is not positive.
-mlx::core::array attention(const mlx::core::array& queries, const mlx::core::array& keys,
-                           const mlx::core::array& values, const AttentionOptions& options);
+struct AttentionOptions {
+  float scale;                                           // applied to query-key products, usually 1 / sqrt(D)
+  std::optional<int> window = std::nullopt;              // a query sees itself and the window - 1 positions before it
+  int keep = 0;                                          // and, with a window, the positions below keep
+  std::optional<int> chunk = std::nullopt;               // only positions p with the same p / chunk are seen
+  float soft_cap = 0;                                    // 0: none; else cap * tanh(score / cap), before masks
+  bool is_causal = true;                                 // false: positions after the query's are seen too
+  std::optional<mlx::core::array> sinks = std::nullopt;  // [H]: one more score for each head, without a value
+
+  /// [B or 1, H or 1, T, S], bool (may it be seen) or float (added to the score), besides the rules above.
+  std::optional<mlx::core::array> mask = std::nullopt;
+};
+
+/// Softmax attention; query heads share key heads in equal runs (H a multiple of Hkv).
+/// queries: [B, H, T, Dk], at the last T positions of the history. Returns [B, T, H * Dv] in the queries' type. Lazy.
+/// On the CPU rows are read where they lie, sums are float32, and the bits of a query's result depend on its position
+/// and what it sees alone (cpu/attention.h). A query that sees nothing gives zeros there, NaN on a GPU.
+/// Throws std::invalid_argument if shapes, types or options don't fit.
+mlx::core::array attention(const mlx::core::array& queries, const History& history, const AttentionOptions& options);
 
 }  // namespace memoir::kernels

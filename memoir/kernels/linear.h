@@ -1,6 +1,9 @@
 #pragma once
 
 // Products of activations with a weight matrix, and rows of an embedding table.
+//
+// On the CPU, with packed weights: activations and sums are float32 and the bits of a row don't depend on how many
+// rows there are (cpu/matmul.h). Elsewhere MLX's own products.
 
 #include <mlx/array.h>
 
@@ -11,10 +14,20 @@
 namespace memoir::kernels {
 
 /// y = x W^T (+ bias).
-/// x: [..., columns], float. w: [rows, columns]. bias: [rows]. Returns [..., rows] in x's type. Lazy.
-/// Throws std::invalid_argument if the last axis of x or the bias does not fit w.
-mlx::core::array linear(const mlx::core::array& x, const Weight& w,
-                        const std::optional<mlx::core::array>& bias = std::nullopt);
+struct Linear {
+  Weight weight;                                        // [rows, columns]
+  std::optional<mlx::core::array> bias = std::nullopt;  // [rows]
+
+  int rows() const { return weight.rows(); }
+  int columns() const { return weight.columns(); }
+  std::size_t size_bytes() const { return weight.size_bytes() + (bias ? bias->nbytes() : 0); }
+};
+
+/// y = x W^T (+ bias) (+ residual).
+/// x: [..., columns], float. residual: [..., rows]. Returns [..., rows] in x's type. Lazy.
+/// Throws std::invalid_argument if the last axis of x, the bias or the residual does not fit.
+mlx::core::array linear(const mlx::core::array& x, const Linear& layer,
+                        const std::optional<mlx::core::array>& residual = std::nullopt);
 
 /// Rows of an embedding table. ids: [...] int32, each 0 <= id < rows (the caller checks: an id outside reads memory
 /// that isn't the table's). Returns [..., columns] in `dtype`. Lazy.

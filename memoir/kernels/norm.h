@@ -1,14 +1,25 @@
 #pragma once
 
-// Normalizations.
+// Norms over the last axis.
 
 #include <mlx/array.h>
 
+#include <optional>
+
 namespace memoir::kernels {
 
-/// x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv:1910.07467), the mean in float32.
-/// x: [..., D] float. weight: [D]. Returns x's shape and type. Lazy.
-/// Throws std::invalid_argument if the sizes differ.
-mlx::core::array rms_norm(const mlx::core::array& x, const mlx::core::array& weight, float eps);
+/// (x - mean) / sqrt(variance + eps) * weight (+ bias). Without a mean (root mean square norm, arXiv:1910.07467) the
+/// variance is that of the plain squares.
+struct Norm {
+  mlx::core::array weight;  // [D]; float32 on the CPU saves a conversion at each use
+  float eps;
+  std::optional<mlx::core::array> bias = std::nullopt;  // [D]
+  bool subtracts_mean = false;                          // layer norm, arXiv:1607.06450
+};
+
+/// x: [..., D] float. Returns its shape and type; the sums are float32. Lazy. On the CPU the bits of a row don't depend
+/// on the others.
+/// Throws std::invalid_argument if weight or bias is not [D].
+mlx::core::array norm(const mlx::core::array& x, const Norm& spec);
 
 }  // namespace memoir::kernels

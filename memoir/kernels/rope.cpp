@@ -1,26 +1,98 @@
 #include "memoir/kernels/rope.h"
 
 #include <mlx/fast.h>
+#include <mlx/ops.h>
 
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
+#include "memoir/kernels/cpu/rows.h"
+#include "memoir/kernels/device.h"
+#include "memoir/kernels/primitive.h"
 #include "memoir/kernels/shape.h"
 
 namespace mx = mlx::core;
 
 namespace memoir::kernels {
+namespace {
 
-mx::array rope(const mx::array& x, const Rope& spec, int offset) {
-  if (x.ndim() != 4 || spec.n_dims <= 0 || spec.n_dims % 2 != 0 || spec.n_dims > x.shape(-1)) {
-    throw std::invalid_argument("[kernels.rope] x has shape " + shape_text(x) +
-                                ", expected (B,H,T,D) with D >= " + std::to_string(spec.n_dims) + ", an even number");
+class RopePrimitive : public CpuPrimitive {
+ public:
+  RopePrimitive(mx::Stream stream, const cpu::RopeArgs& args) : CpuPrimitive(stream), args_(args) {}
+  DEFINE_NAME(Rope)
+
+  // inputs: x [B, H, T, D], table [T, n_dims].
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const mx::array& x = inputs[0];
+    // Each head is a sequence of its own with a single head.
+    cpu::HeadsArgs args;
+    args.n_sequences = x.shape(0) * x.shape(1);
+    args.n_tokens = x.shape(2);
+    args.n_heads = 1;
+    args.rope = args_;
+    args.turns = floats_of(inputs[1]);
+    args.x = floats_of(x);
+    args.row_stride = x.shape(3);
+    args.out = allocate(outputs[0]);
+    queue([args] { cpu::split_heads(args); });
   }
-  if (offset < 0) {
-    throw std::invalid_argument("[kernels.rope] offset is " + std::to_string(offset) + ", expected at least 0");
+
+ private:
+  cpu::RopeArgs args_;
+};
+
+mx::array turn_table(const Rope& rope, int offset, int n_tokens) {
+  std::vector<float> table;
+  table.reserve(static_cast<std::size_t>(n_tokens) * static_cast<std::size_t>(rope.n_dims));
+  for (int t = 0; t < n_tokens; ++t) {
+    const auto position = static_cast<float>((static_cast<double>(offset) + t) * rope.scale);
+    for (const float period : rope.periods) {
+      const float angle = position * (1 / period);
+      table.push_back(std::cos(angle));
+      table.push_back(std::sin(angle));
+    }
   }
-  const std::optional<float> base = spec.periods ? std::nullopt : std::optional<float>(static_cast<float>(spec.base));
-  return mx::fast::rope(x, spec.n_dims, spec.traditional, base, static_cast<float>(spec.scale), offset, spec.periods);
+  return mx::array(table.data(), {n_tokens, rope.n_dims}, mx::float32);
+}
+
+}  // namespace
+
+std::vector<float> rope_periods(int n_dims, double base) {
+  std::vector<float> periods;
+  for (int i = 0; i < n_dims; i += 2)
+    periods.push_back(static_cast<float>(std::pow(base, static_cast<double>(i) / n_dims)));
+  return periods;
+}
+
+Turns make_turns(const Rope& rope, int offset, int n_tokens) {
+  if (rope.n_dims <= 0 || rope.n_dims % 2 != 0 || rope.periods.size() != static_cast<std::size_t>(rope.n_dims) / 2) {
+    throw std::invalid_argument("[kernels.make_turns] n_dims is " + std::to_string(rope.n_dims) + " with " +
+                                std::to_string(rope.periods.size()) +
+                                " periods, expected an even number and half as many");
+  }
+  if (offset < 0 || n_tokens < 0) {
+    throw std::invalid_argument("[kernels.make_turns] offset is " + std::to_string(offset) + ", n_tokens " +
+                                std::to_string(n_tokens) + ", expected at least 0");
+  }
+  return {rope, offset, n_tokens, on_cpu() ? turn_table(rope, offset, n_tokens) : mx::array(0.0F)};
+}
+
+mx::array rope(const mx::array& x, const Turns& turns) {
+  const Rope& spec = turns.rope;
+  if (x.ndim() != 4 || x.shape(2) != turns.n_tokens || spec.n_dims > x.shape(3)) {
+    throw std::invalid_argument("[kernels.rope] x has shape " + shape_text(x) + ", expected (B,H," +
+                                std::to_string(turns.n_tokens) + ",D) with D >= " + std::to_string(spec.n_dims));
+  }
+  if (on_cpu() && x.size() > 0) {
+    const cpu::RopeArgs args{spec.n_dims, x.shape(3), spec.traditional};
+    const mx::array y(x.shape(), mx::float32, std::make_shared<RopePrimitive>(cpu_stream(), args),
+                      {as_float(x), turns.table});
+    return x.dtype() == mx::float32 ? y : mx::astype(y, x.dtype(), cpu_stream());
+  }
+  const mx::array periods(spec.periods.data(), {spec.n_dims / 2}, mx::float32);
+  return mx::fast::rope(x, spec.n_dims, spec.traditional, std::nullopt, static_cast<float>(spec.scale), turns.offset,
+                        periods);
 }
 
 }  // namespace memoir::kernels

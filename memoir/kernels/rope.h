@@ -5,20 +5,35 @@
 #include <mlx/array.h>
 
 #include <optional>
+#include <vector>
 
 namespace memoir::kernels {
 
 /// What is rotated by how much. Pair i of a head turns by position * scale / periods[i].
 struct Rope {
-  int n_dims;        // leading dimensions of a head that turn, even; the rest pass unchanged
-  bool traditional;  // pairs (2i, 2i + 1) rather than (i, i + n_dims / 2)
-  double base;       // periods[i] = base^(2i / n_dims), unless `periods` is given
-  double scale = 1;  // positions are multiplied by it (linear scaling: 1 / factor)
-  std::optional<mlx::core::array> periods = std::nullopt;  // [n_dims / 2] float32
+  int n_dims;                  // leading dimensions of a head that turn, even; the rest pass unchanged
+  bool traditional;            // pairs (2i, 2i + 1) rather than (i, i + n_dims / 2)
+  std::vector<float> periods;  // [n_dims / 2]
+  double scale = 1;            // positions are multiplied by it (linear scaling: 1 / factor)
 };
 
-/// x: [B, H, T, D] float, row t at position offset + t. Returns x's shape and type. Lazy.
-/// Throws std::invalid_argument if n_dims is odd or larger than D, or offset is negative.
-mlx::core::array rope(const mlx::core::array& x, const Rope& rope, int offset);
+/// base^(2i / n_dims) for each pair: the periods of a plain rope.
+std::vector<float> rope_periods(int n_dims, double base);
+
+/// By how much T tokens turn, worked out once for all layers.
+struct Turns {
+  Rope rope;
+  int offset;              // position of the first token
+  int n_tokens;            // T
+  mlx::core::array table;  // [T, n_dims] float32, for each pair cosine and sine; on a GPU empty
+};
+
+/// The turns of T tokens at positions offset, offset + 1, ...: angles in float32, as in the models' own code.
+/// Throws std::invalid_argument if n_dims is odd, there are not n_dims / 2 periods, or offset or T is negative.
+Turns make_turns(const Rope& rope, int offset, int n_tokens);
+
+/// x: [B, H, T, D] float, row t turned by token t. Returns x's shape and type. Lazy.
+/// Throws std::invalid_argument if T is not that of the turns, or n_dims is larger than D.
+mlx::core::array rope(const mlx::core::array& x, const Turns& turns);
 
 }  // namespace memoir::kernels

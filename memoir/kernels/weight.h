@@ -25,7 +25,7 @@ struct Quantization {
 struct Weight {
   mlx::core::array data;  // dense: [rows, columns] f32, f16 or bf16; quantized: [rows, columns * bits / 32] uint32;
                           // packed: bytes, to be read from packed_bytes() on
-  std::optional<Quantization> quantization;  // as stored only: packed, the scales are among the bytes
+  std::optional<Quantization> quantization = std::nullopt;  // as stored only: packed, the scales are among the bytes
   std::optional<cpu::PackedFormat> packed = std::nullopt;
 
   int rows() const { return packed ? packed->n_rows : data.shape(0); }

@@ -153,7 +153,8 @@ ModuleQuantization read_module(const ConfigFields& fields) {
   return module;
 }
 
-// The MLX form: group_size and bits for all, then an object, true or false under the path of a module.
+// The MLX form: group_size and bits for all, then under the path of a module an object, true (as all) or false (not
+// quantized).
 QuantizationConfig read_quantization(const json& object, const std::string& key, const std::string& path) {
   const ConfigFields fields(object, path, key + ".");
   if (const auto method = fields.string("quant_method"); method && *method != "mlx") {
@@ -161,10 +162,15 @@ QuantizationConfig read_quantization(const json& object, const std::string& key,
   }
   const ModuleQuantization all = read_module(fields);
   QuantizationConfig quantization{all.group_size, all.bits, {}};
+  constexpr std::array<std::string_view, 4> kOfAll = {"group_size", "bits", "mode", "quant_method"};
   for (const auto& [module, value] : object.items()) {
+    if (std::ranges::find(kOfAll, module) != kOfAll.end()) continue;
     if (value.is_object()) {
       quantization.overrides[module] = read_module(ConfigFields(value, path, key + "." + module + "."));
-    } else if (value.is_boolean() && !value.get<bool>()) {
+    } else if (!value.is_boolean()) {
+      fields.fail(module,
+                  std::string("is a value of type ") + value.type_name() + ", expected an object, true or false");
+    } else if (!value.get<bool>()) {
       quantization.overrides[module] = std::nullopt;
     }
   }
@@ -187,14 +193,14 @@ void add_eos_ids(const ConfigFields& fields, std::vector<TokenId>& ids) {
   const json list = value->is_array() ? *value : json::array({*value});
   for (const json& element : list) {
     const json one = {{kKey, element}};
-    const auto id = ConfigFields(one, fields.path()).integer(kKey, 0, kMaxVocabSize);
+    const auto id = ConfigFields(one, fields.path()).integer(kKey, 0, kMaxVocab);
     if (!id) fields.fail(kKey, "holds null");
     if (std::ranges::find(ids, *id) == ids.end()) ids.push_back(static_cast<TokenId>(*id));
   }
 }
 
 std::optional<TokenId> read_bos_id(const ConfigFields& fields) {
-  const auto id = fields.integer("bos_token_id", 0, kMaxVocabSize);
+  const auto id = fields.integer("bos_token_id", 0, kMaxVocab);
   return id ? std::optional(static_cast<TokenId>(*id)) : std::nullopt;
 }
 
@@ -218,7 +224,7 @@ double read_norm_eps(const ConfigFields& fields) {
 void read_sizes(const ConfigFields& fields, ModelConfig& config) {
   config.n_layers = fields.size("num_hidden_layers", kMaxLayers);
   config.hidden_size = fields.size("hidden_size", kMaxHiddenSize);
-  config.vocab_size = fields.size("vocab_size", kMaxVocabSize);
+  config.vocab_size = fields.size("vocab_size", kMaxVocab);
   if (is_attention_free(config.model_type)) {
     config.max_position = kMaxPosition;
     return;

@@ -106,9 +106,12 @@ ModelConfig parse_config(std::string_view json_text, const std::string& path, co
 
 /// From the metadata of a GGUF file. model_type is general.architecture in Hugging Face's spelling ("qwen3moe" ->
 /// "qwen3_moe"); "llama" stands for Llama and Mistral alike.
+/// Keys mean what llama.cpp makes of them: a RoPE factor without a type is linear; "llama" has no sliding window
+/// whatever the file says. UnsupportedError (path, key) for attention that is not causal, for "llama" with heads of
+/// which only a part turns, and for rope.scaling.attn_factor without yarn or longrope.
 /// Left to the loader: quantization (each tensor has its own type); rope_freqs.weight, by which Llama 3 files divide
-/// the frequencies (rope.type is "default" there) and rope_factors_long.weight / _short.weight (longrope); the order of
-/// rows in attn_q and attn_k, which converters permute for "llama".
+/// the frequencies, and rope_factors_long.weight / _short.weight (longrope); the order of rows in attn_q and attn_k,
+/// which converters permute for "llama".
 /// tie_embeddings: there is no tensor output.weight. attention_bias, mlp_bias: the first layer has such tensors.
 ModelConfig config_from_gguf(const GgufFile& file, const ModelTypeCheck& check = {});
 

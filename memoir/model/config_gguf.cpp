@@ -86,12 +86,11 @@ bool has_tensor(const GgufFile& file, std::string_view name) {
 }
 
 int read_vocab_size(const GgufFile& file, const Keys& keys) {
-  if (const auto size = keys.size("vocab_size", kMaxVocabSize)) return *size;
+  if (const auto size = keys.size("vocab_size", kMaxVocab)) return *size;
   const auto* tokens = file.strings("tokenizer.ggml.tokens");
   if (tokens == nullptr || tokens->empty()) keys.fail("vocab_size", "is missing, and so is tokenizer.ggml.tokens");
-  if (tokens->size() > static_cast<std::size_t>(kMaxVocabSize)) {
-    throw FormatError(file.path(), "tokenizer.ggml.tokens",
-                      "has more than " + std::to_string(kMaxVocabSize) + " tokens");
+  if (tokens->size() > static_cast<std::size_t>(kMaxVocab)) {
+    throw FormatError(file.path(), "tokenizer.ggml.tokens", "has more than " + std::to_string(kMaxVocab) + " tokens");
   }
   return static_cast<int>(tokens->size());
 }
@@ -121,33 +120,62 @@ double rotated_part(const Keys& keys, const ModelConfig& config) {
   return rounds_down ? std::nextafter(part, 2.0) : part;
 }
 
+// The rotation's type and factor, as llama.cpp takes them: a factor without a type is linear.
+void read_rope_type(const Keys& keys, const GgufFile& file, RopeConfig& rope) {
+  const std::string type = keys.string("rope.scaling.type").value_or("linear");
+  if (type != "none" && type != "linear" && type != "yarn" && type != "longrope") {
+    throw UnsupportedError(file.path(), keys.name("rope.scaling.type"), "the RoPE type \"" + type + "\" is not known");
+  }
+  const auto factor = keys.positive("rope.scaling.factor");
+  const auto older = keys.positive("rope.scale_linear");
+  if (type == "none") return;
+  rope.factor = factor ? *factor : older.value_or(1);
+  if (type != "linear" || rope.factor != 1) rope.type = type;
+}
+
+// llama.cpp multiplies queries and keys by the factor, whatever the type; with yarn by yarn's own as well.
+void read_attention_factor(const Keys& keys, const GgufFile& file, RopeConfig& rope) {
+  const auto factor = keys.positive("rope.scaling.attn_factor");
+  if (!factor) return;
+  if (rope.type == "yarn") {
+    rope.attention_factor = *factor * (rope.factor > 1 ? 1 + 0.1 * std::log(rope.factor) : 1);
+  } else if (rope.type == "longrope") {
+    rope.attention_factor = factor;
+  } else if (*factor != 1) {
+    throw UnsupportedError(file.path(), keys.name("rope.scaling.attn_factor"),
+                           "is " + std::to_string(*factor) + ": only yarn and longrope may scale queries and keys");
+  }
+}
+
 RopeConfig read_rope(const Keys& keys, const GgufFile& file, const ModelConfig& config) {
   RopeConfig rope;
   rope.theta = keys.positive("rope.freq_base").value_or(rope.theta);
   rope.partial_rotary_factor = rotated_part(keys, config);
-  const auto linear_factor = keys.positive("rope.scale_linear");  // the key of older files
-  const std::string type = keys.string("rope.scaling.type").value_or(linear_factor ? "linear" : "none");
-  if (type == "none") return rope;
-  if (type != "linear" && type != "yarn" && type != "longrope") {
-    throw UnsupportedError(file.path(), keys.name("rope.scaling.type"), "the RoPE type \"" + type + "\" is not known");
-  }
-  rope.type = type;
+  read_rope_type(keys, file, rope);
+  read_attention_factor(keys, file, rope);
+  if (rope.type == "default") return rope;
   rope.original_max_position =
       keys.size("rope.scaling.original_context_length", kMaxPosition).value_or(config.max_position);
-  const auto factor = keys.positive("rope.scaling.factor");
-  rope.factor = factor ? *factor : linear_factor.value_or(1);
-  rope.attention_factor = keys.positive("rope.scaling.attn_factor");
   rope.beta_fast = keys.positive("rope.scaling.yarn_beta_fast").value_or(rope.beta_fast);
   rope.beta_slow = keys.positive("rope.scaling.yarn_beta_slow").value_or(rope.beta_slow);
   if (rope.beta_fast < rope.beta_slow) keys.fail("rope.scaling.yarn_beta_fast", "is less than yarn_beta_slow");
   return rope;
 }
 
+// What llama.cpp does not do for its architecture "llama", although there are keys for it.
+void check_llama(const Keys& keys, const GgufFile& file, const ModelConfig& config) {
+  const int rotated = rotated_dims(config.head_dim, config.rope);
+  if (rotated == config.head_dim) return;
+  throw UnsupportedError(file.path(), keys.name("rope.dimension_count"),
+                         "is " + std::to_string(rotated) + " of a head's " + std::to_string(config.head_dim) +
+                             " dimensions; in the architecture llama all of them turn");
+}
+
 // The id under a tokenizer key. 0xFFFFFFFF is how some converters write "none".
 std::optional<TokenId> token_id(const GgufFile& file, std::string_view key) {
   const auto value = file.integer(key);
   if (!value || *value == std::numeric_limits<std::uint32_t>::max() || *value == -1) return std::nullopt;
-  if (*value < 0 || *value > kMaxVocabSize) {
+  if (*value < 0 || *value > kMaxVocab) {
     throw FormatError(file.path(), std::string(key), "is " + std::to_string(*value) + ", not a token");
   }
   return static_cast<TokenId>(*value);
@@ -201,10 +229,15 @@ ModelConfig config_from_gguf(const GgufFile& file, const ModelTypeCheck& check) 
     config.max_position = keys.required("context_length", kMaxPosition);
     read_heads(keys, config);
     config.rope = read_rope(keys, file, config);
+    if (*architecture == "llama") check_llama(keys, file, config);
     check_heads(config, {keys.name("attention.head_count"), keys.name("attention.head_count_kv"),
                          keys.name("attention.key_length"), keys.name("rope.dimension_count")});
   }
-  config.sliding_window = keys.size("attention.sliding_window", kMaxPosition);
+  if (!file.boolean(keys.name("attention.causal")).value_or(true)) {
+    throw UnsupportedError(file.path(), keys.name("attention.causal"), "is false: the model is none that writes text");
+  }
+  // llama.cpp reads no window for its architecture "llama", which Mistral's files name too.
+  if (*architecture != "llama") config.sliding_window = keys.size("attention.sliding_window", kMaxPosition);
   config.tie_embeddings = !has_tensor(file, "output.weight");
   config.attention_bias = has_tensor(file, "blk.0.attn_q.bias");
   config.mlp_bias = has_tensor(file, "blk.0.ffn_down.bias");

@@ -1,7 +1,7 @@
 #pragma once
 
-// What both readers of configurations (JSON, GGUF) hold sizes against. Far above any model there is, low enough that
-// products of a few of them stay inside 64 bits.
+// What both readers of configurations (JSON, GGUF) hold sizes against, besides kMaxVocab (base/types.h). Far above any
+// model there is, low enough that products of a few of them stay inside 64 bits.
 
 #include <cstdint>
 #include <limits>
@@ -17,7 +17,6 @@ inline constexpr std::int64_t kMaxHiddenSize = 1 << 20;
 inline constexpr std::int64_t kMaxIntermediateSize = 1 << 24;
 inline constexpr std::int64_t kMaxHeads = 1 << 16;
 inline constexpr std::int64_t kMaxHeadDim = 1 << 16;
-inline constexpr std::int64_t kMaxVocabSize = 1 << 24;
 inline constexpr std::int64_t kMaxPosition = 1 << 30;
 
 /// Models that have neither heads nor a feed-forward width nor a bound on positions.

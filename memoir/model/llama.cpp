@@ -12,6 +12,8 @@
 #include "memoir/kernels/attention.h"
 #include "memoir/kernels/device.h"
 #include "memoir/kernels/linear.h"
+#include "memoir/kernels/mlp.h"
+#include "memoir/kernels/projection.h"
 #include "memoir/model/families.h"
 #include "memoir/model/layers.h"
 
@@ -20,41 +22,40 @@ namespace mx = mlx::core;
 namespace memoir::model {
 namespace {
 
-struct Attention {
-  Linear q;  // [n_heads * head_dim, hidden]
-  Linear k;  // [n_kv_heads * head_dim, hidden]
-  Linear v;  // [n_kv_heads * head_dim, hidden]
-  Linear o;  // [hidden, n_heads * head_dim]
-};
-
 struct Block {
-  RmsNorm attention_norm;
-  Attention attention;
-  RmsNorm mlp_norm;
-  GatedMlp mlp;
+  kernels::Norm attention_norm;
+  kernels::HeadProjection projection;
+  kernels::Linear output;  // [hidden, n_heads * head_dim]
+  kernels::Norm mlp_norm;
+  kernels::GatedMlp mlp;
 
   std::size_t size_bytes() const {
-    return attention.q.size_bytes() + attention.k.size_bytes() + attention.v.size_bytes() + attention.o.size_bytes() +
-           mlp.size_bytes() + attention_norm.weight.nbytes() + mlp_norm.weight.nbytes();
+    return attention_norm.weight.nbytes() + projection.size_bytes() + output.size_bytes() + mlp_norm.weight.nbytes() +
+           mlp.size_bytes();
   }
 };
 
-Attention read_attention(Weights& weights, const std::string& module, const ModelConfig& config) {
+kernels::HeadProjection read_projection(Weights& weights, const std::string& module, const ModelConfig& config) {
   const int q_size = config.n_heads * config.head_dim;
   const int kv_size = config.n_kv_heads * config.head_dim;
   const int hidden = config.hidden_size;
   const bool bias = config.attention_bias;
-  return {Linear::read(weights, module + ".q_proj", q_size, hidden, bias),
-          Linear::read(weights, module + ".k_proj", kv_size, hidden, bias),
-          Linear::read(weights, module + ".v_proj", kv_size, hidden, bias),
-          Linear::read(weights, module + ".o_proj", hidden, q_size, bias)};
+  return {read_linear(weights, module + ".q_proj", q_size, hidden, bias),
+          read_linear(weights, module + ".k_proj", kv_size, hidden, bias),
+          read_linear(weights, module + ".v_proj", kv_size, hidden, bias),
+          config.n_heads,
+          config.n_kv_heads,
+          config.head_dim};
 }
 
 Block read_block(Weights& weights, const std::string& module, const ModelConfig& config) {
-  return {RmsNorm::read(weights, module + ".input_layernorm", config.hidden_size, config.rms_norm_eps),
-          read_attention(weights, module + ".self_attn", config),
-          RmsNorm::read(weights, module + ".post_attention_layernorm", config.hidden_size, config.rms_norm_eps),
-          GatedMlp::read(weights, module + ".mlp", config)};
+  const std::string attention = module + ".self_attn";
+  return {read_rms_norm(weights, module + ".input_layernorm", config.hidden_size, config.rms_norm_eps),
+          read_projection(weights, attention, config),
+          read_linear(weights, attention + ".o_proj", config.hidden_size, config.n_heads * config.head_dim,
+                      config.attention_bias),
+          read_rms_norm(weights, module + ".post_attention_layernorm", config.hidden_size, config.rms_norm_eps),
+          read_gated_mlp(weights, module + ".mlp", config)};
 }
 
 kernels::Rope read_rope(Weights& weights, const ModelConfig& config) {
@@ -68,13 +69,14 @@ class Llama : public Model {
   Llama(const ModelConfig& config, Weights& weights)
       : Model(config),
         embedding_(weights.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)),
-        norm_(RmsNorm::read(weights, "model.norm", config.hidden_size, config.rms_norm_eps)),
-        rope_(read_rope(weights, config)) {
+        norm_(read_rms_norm(weights, "model.norm", config.hidden_size, config.rms_norm_eps)),
+        rope_(read_rope(weights, config)),
+        attention_{1 / std::sqrt(static_cast<float>(config.head_dim)), config.sliding_window} {
     for (int i = 0; i < config.n_layers; ++i) {
       blocks_.push_back(read_block(weights, "model.layers." + std::to_string(i), config));
     }
     if (!config.tie_embeddings) {
-      head_ = weights.matrix("lm_head", config.vocab_size, config.hidden_size);
+      head_ = kernels::Linear{weights.matrix("lm_head", config.vocab_size, config.hidden_size)};
     }
   }
 
@@ -93,34 +95,27 @@ class Llama : public Model {
  protected:
   mx::array logits(const mx::array& ids, cache::ModelCache& cache, LogitRows rows) const override {
     mx::array x = kernels::embed(ids, embedding_, kernels::activation_dtype(embedding_.dtype()));  // [1, T, hidden]
+    const kernels::Turns turns = kernels::make_turns(rope_, cache.offset(), ids.shape(1));
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       const Block& block = blocks_[i];
-      x = mx::add(x, attend(block.attention, block.attention_norm(x), cache.attention(i)));
-      x = mx::add(x, block.mlp(block.mlp_norm(x)));
+      const kernels::Heads heads = kernels::project_heads(x, block.attention_norm, block.projection, turns);
+      const cache::History history = cache.attention(i).update(heads.keys, heads.values);
+      x = kernels::linear(kernels::attention(heads.queries, history, attention_), block.output, x);
+      x = kernels::gated_mlp(x, block.mlp_norm, block.mlp, x);
     }
     if (rows == LogitRows::kLast) {
       x = mx::slice(x, {0, x.shape(1) - 1, 0}, {1, x.shape(1), x.shape(2)});
     }
-    return kernels::linear(norm_(x), head_ ? *head_ : embedding_);
+    return kernels::linear(kernels::norm(x, norm_), head_ ? *head_ : kernels::Linear{embedding_});
   }
 
  private:
-  mx::array attend(const Attention& attention, const mx::array& x, cache::AttentionCache& cache) const {
-    const ModelConfig& c = config();
-    const int offset = cache.offset();
-    const mx::array q = kernels::rope(split_heads(attention.q(x), c.n_heads, c.head_dim), rope_, offset);
-    const mx::array k = kernels::rope(split_heads(attention.k(x), c.n_kv_heads, c.head_dim), rope_, offset);
-    const mx::array v = split_heads(attention.v(x), c.n_kv_heads, c.head_dim);
-    const cache::History history = cache.update(k, v);
-    const kernels::AttentionOptions options{1 / std::sqrt(static_cast<float>(c.head_dim)), c.sliding_window};
-    return attention.o(join_heads(kernels::attention(q, history.keys, history.values, options)));
-  }
-
   kernels::Weight embedding_;  // [vocab, hidden]
   std::vector<Block> blocks_;
-  RmsNorm norm_;
+  kernels::Norm norm_;
   kernels::Rope rope_;
-  std::optional<kernels::Weight> head_;  // [vocab, hidden], nullopt where it is the embedding
+  kernels::AttentionOptions attention_;
+  std::optional<kernels::Linear> head_;  // [vocab, hidden], nullopt where it is the embedding
 };
 
 }  // namespace

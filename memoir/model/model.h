@@ -31,9 +31,8 @@ class Model {
 
   const ModelConfig& config() const { return config_; }
 
-  /// The most tokens a cache may hold: config().max_position, or kUnlimitedContext where the model states none.
-  int context() const { return config_.max_position > 0 ? config_.max_position : kUnlimitedContext; }
-  static constexpr int kUnlimitedContext = 1 << 30;
+  /// The most tokens a cache may hold.
+  int context() const { return config_.max_position; }
 
   /// An empty cache with a layer for each of the model's.
   virtual cache::ModelCache make_cache() const = 0;

@@ -23,10 +23,13 @@ void Weights::finish() const {
   constexpr std::size_t kNamed = 5;
   std::string unused;
   std::size_t n_unused = 0;
-  for (const std::string& name : available_) {
-    if (taken_.contains(name)) continue;
+  const auto report = [&](const std::string& name) {
     if (++n_unused <= kNamed) unused += (unused.empty() ? "" : ", ") + name;
+  };
+  for (const std::string& name : available_) {
+    if (!taken_.contains(name)) report(name);
   }
+  for (const std::string& name : unknown_) report(name);
   if (n_unused == 0) return;
   if (n_unused > kNamed) unused += ", ...";
   throw FormatError(path_, "", std::to_string(n_unused) + " tensors that this model does not have: " + unused);

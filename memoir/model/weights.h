@@ -3,8 +3,9 @@
 // A model's tensors, by the names Hugging Face gives them, whatever file they lie in.
 //
 // A loader asks for every tensor it needs, with the shape it expects, and then calls finish(), which refuses tensors
-// that nobody asked for. Tensors are read when asked for, one at a time, straight into the array that the model keeps;
-// nothing is held twice. Quantized tensors stay quantized where MLX has the same form (see kernels/weight.h).
+// that nobody asked for. Tensors are read when asked for, one at a time. While one is unpacked (GGUF's blocks) or
+// packed (kernels::prepared) both forms of it are in memory, of no more than one tensor at once. Quantized tensors stay
+// quantized where MLX has the same form (see kernels/weight.h).
 // Threads: one at a time.
 
 #include <mlx/array.h>
@@ -29,11 +30,12 @@ class Weights {
 
   /// The matrix `module`.weight, [rows, columns]: dense float32, float16 or bfloat16, or quantized; as
   /// kernels::prepared leaves it.
-  /// Throws FormatError (path, tensor) if it is missing, has another shape or type, or can't be read.
+  /// Throws FormatError (path, tensor) if it, its scales or biases are missing or have another shape or type, or a
+  /// value is too large to be held; UnsupportedError for a type that can't be read; FileError.
   kernels::Weight matrix(const std::string& module, int rows, int columns);
 
   /// The vector `name`, [size], dense.
-  /// Throws FormatError as matrix().
+  /// Throws as matrix().
   mlx::core::array vector(const std::string& name, int size);
 
   bool has(const std::string& name) const { return available_.contains(name); }
@@ -54,22 +56,28 @@ class Weights {
   void offer(const std::string& name) { available_.insert(name); }
   void take(const std::string& name) { taken_.insert(name); }
 
+  /// Declares a tensor that no model has a name for, by its name in the file.
+  void offer_unknown(const std::string& name) { unknown_.insert(name); }
+
   std::string path_;
 
  private:
   std::set<std::string> available_;
   std::set<std::string> taken_;
+  std::set<std::string> unknown_;
 };
 
 /// The tensors of a directory in Hugging Face or MLX layout: model.safetensors, or the shards that
-/// model.safetensors.index.json names.
-/// Throws FileError, FormatError, UnsupportedError.
+/// model.safetensors.index.json names. lm_head, where config ties it to the embeddings, and rotary_emb.inv_freq, which
+/// config gives as well, are passed over.
+/// Throws FileError; FormatError for a file that is none, an index that is wrong, a tensor in two shards.
 std::unique_ptr<Weights> open_safetensors_weights(const std::filesystem::path& directory, const ModelConfig& config);
 
-/// The tensors of a GGUF file of the llama architecture. Consumes the file.
+/// The tensors of a GGUF file of the llama architecture, and config as config_from_gguf read it. Consumes the file.
 /// llama.cpp's converter interleaves the rows of each query and key head for its rotary kernel; they are put back in
-/// Hugging Face's order, so that one model serves both files.
-/// Throws UnsupportedError for a tensor type that can't be read.
+/// Hugging Face's order, so that one model serves both files. A linear RoPE factor, which llama.cpp applies along with
+/// rope_freqs.weight, is multiplied into that tensor. A tensor under another name than llama.cpp's counts as one that
+/// the model does not have. Throws nothing of its own.
 std::unique_ptr<Weights> open_gguf_weights(GgufFile file, const ModelConfig& config);
 
 }  // namespace memoir::model

@@ -1,5 +1,8 @@
+#include <mlx/ops.h>
+
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <string>
@@ -46,19 +49,23 @@ std::string_view translated(const std::array<std::pair<std::string_view, std::st
   return {};
 }
 
-// "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight". A name that is not known stays, and then counts
-// as a tensor that the model does not have.
-std::string hugging_face_name(const std::string& gguf_name) {
+// RoPE factors, which Hugging Face's files do not have.
+constexpr std::string_view kRopeFactors = "rope_freqs.weight";
+
+// "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight", nullopt for a name that llama.cpp does not know.
+// Different names stay different.
+std::optional<std::string> hugging_face_name(const std::string& gguf_name) {
+  if (gguf_name == kRopeFactors) return gguf_name;
   const std::size_t suffix_at = gguf_name.rfind('.');
-  if (suffix_at == std::string::npos) return gguf_name;
+  if (suffix_at == std::string::npos) return std::nullopt;
   const std::string suffix = gguf_name.substr(suffix_at);
   const std::string module = gguf_name.substr(0, suffix_at);
   if (const std::string_view top = translated(kTopNames, module); !top.empty()) return std::string(top) + suffix;
   constexpr std::string_view kBlock = "blk.";
   const std::size_t dot = module.find('.', kBlock.size());
-  if (!module.starts_with(kBlock) || dot == std::string::npos) return gguf_name;
+  if (!module.starts_with(kBlock) || dot == std::string::npos) return std::nullopt;
   const std::string_view inner = translated(kBlockNames, std::string_view(module).substr(dot + 1));
-  if (inner.empty()) return gguf_name;
+  if (inner.empty()) return std::nullopt;
   return "model.layers." + module.substr(kBlock.size(), dot - kBlock.size()) + "." + std::string(inner) + suffix;
 }
 
@@ -95,11 +102,19 @@ std::optional<mx::Dtype> dense_dtype(GgufType type) {
 class GgufWeights : public Weights {
  public:
   GgufWeights(GgufFile file, const ModelConfig& config)
-      : Weights(file.path()), file_(std::move(file)), n_heads_(config.n_heads), n_kv_heads_(config.n_kv_heads) {
+      : Weights(file.path()),
+        file_(std::move(file)),
+        n_heads_(config.n_heads),
+        n_kv_heads_(config.n_kv_heads),
+        linear_factor_(config.rope.type == "linear" ? static_cast<float>(config.rope.factor) : 1) {
     for (const GgufTensor& tensor : file_.tensors()) {
-      const std::string name = hugging_face_name(tensor.name);
-      tensors_[name] = &tensor;
-      offer(name);
+      const std::optional<std::string> name = hugging_face_name(tensor.name);
+      if (!name) {
+        offer_unknown(tensor.name);
+        continue;
+      }
+      tensors_[*name] = &tensor;
+      offer(*name);
     }
   }
 
@@ -131,6 +146,7 @@ class GgufWeights : public Weights {
     if (n_heads > 0) {
       deinterleave_heads({dense.data<std::byte>(), dense.nbytes()}, static_cast<std::size_t>(size), n_heads);
     }
+    if (name == kRopeFactors) return mx::multiply(mx::astype(dense, mx::float32), mx::array(linear_factor_));
     return dense;
   }
 
@@ -158,7 +174,7 @@ class GgufWeights : public Weights {
 
   static mx::Shape array_shape(const GgufTensor& tensor) { return {tensor.shape.begin(), tensor.shape.end()}; }
 
-  // nullopt if a scale does not fit float16.
+  // nullopt if a scale or bias does not fit float16.
   std::optional<kernels::Weight> read_affine(const GgufTensor& tensor, std::size_t n_heads) const {
     const int bits = *affine_bits(tensor.type);
     const int rows = static_cast<int>(tensor.shape[0]);
@@ -191,6 +207,15 @@ class GgufWeights : public Weights {
     return halves;
   }
 
+  void check_fits_float16(const GgufTensor& tensor, std::span<const float> values) const {
+    constexpr float kFirstToOverflow = 65520;  // half a step above the largest, 65504
+    // Written so that NaN does not fit.
+    const auto fits = [](float value) { return std::abs(value) < kFirstToOverflow; };
+    const auto found = std::find_if_not(values.begin(), values.end(), fits);
+    if (found == values.end()) return;
+    throw FormatError(path_, tensor.name, "holds " + std::to_string(*found) + ", which does not fit float16");
+  }
+
   // Row by row, so that the float32 values in between need little memory.
   void convert(const GgufTensor& tensor, std::span<std::uint16_t> out) const {
     const std::vector<std::byte> blocks = read_blocks(tensor);
@@ -200,6 +225,7 @@ class GgufWeights : public Weights {
     std::vector<float> row(n_columns);
     for (std::size_t r = 0; r < n_rows; ++r) {
       dequantize_blocks(tensor.type, std::span(blocks).subspan(r * row_bytes, row_bytes), row);
+      check_fits_float16(tensor, row);
       std::transform(row.begin(), row.end(), out.begin() + static_cast<std::ptrdiff_t>(r * n_columns),
                      float_to_float16);
     }
@@ -208,6 +234,7 @@ class GgufWeights : public Weights {
   GgufFile file_;
   int n_heads_;
   int n_kv_heads_;
+  float linear_factor_;
   std::map<std::string, const GgufTensor*> tensors_;  // by Hugging Face name; point into file_
   std::map<GgufType, int> converted_;                 // tensors that became float16
 };

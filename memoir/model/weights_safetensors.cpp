@@ -1,3 +1,5 @@
+#include <mlx/ops.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -41,6 +43,7 @@ class SafetensorsWeights : public Weights {
  protected:
   kernels::Weight read_matrix(const std::string& module, int rows, int columns) override {
     if (has(module + ".scales")) return read_quantized(module, rows, columns);
+    check_is_dense(module);
     mx::array data = read(module + ".weight", {rows, columns});
     check_floating(module + ".weight", data);
     return {std::move(data), std::nullopt};
@@ -119,6 +122,13 @@ class SafetensorsWeights : public Weights {
     }
   }
 
+  // Codes without scales, which would be reported as a matrix of another shape.
+  void check_is_dense(const std::string& module) const {
+    const auto found = tensors_.find(module + ".weight");
+    if (found == tensors_.end() || found->second.tensor->dtype != "U32") return;
+    throw FormatError(path_of(found->first), module + ".scales", "missing, and the weight has codes");
+  }
+
   // The group and bits of a module: its own, else the model's.
   ModuleQuantization format_of(const std::string& module) const {
     if (!quantization_) {
@@ -150,6 +160,11 @@ class SafetensorsWeights : public Weights {
     }
     check_floating(module + ".scales", scales);
     check_floating(module + ".biases", biases);
+    if (scales.dtype() != biases.dtype()) {
+      // float32 holds the values of both; one in the other's type would lose bits.
+      scales = mx::astype(scales, mx::float32);
+      biases = mx::astype(biases, mx::float32);
+    }
     return {std::move(words), kernels::Quantization{std::move(scales), std::move(biases), group_size, bits}};
   }
 

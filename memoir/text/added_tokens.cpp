@@ -55,6 +55,11 @@ std::size_t skip_space(std::string_view text, std::size_t begin, std::size_t sto
 
 }  // namespace
 
+const AddedToken* AddedTokens::find(TokenId id) const {
+  const auto found = std::find_if(tokens_.begin(), tokens_.end(), [id](const auto& token) { return token.id == id; });
+  return found == tokens_.end() ? nullptr : &*found;
+}
+
 void AddedTokens::add(AddedToken token) {
   if (token.pattern.empty()) return;
   std::uint32_t node = 0;

@@ -46,7 +46,8 @@ class AddedTokens {
   /// An empty pattern is ignored; a second token with the same pattern replaces the first.
   void add(AddedToken token);
 
-  bool empty() const { return tokens_.empty(); }
+  /// One with this id, nullptr where there is none. Looks at each.
+  const AddedToken* find(TokenId id) const;
 
   /// Cuts `text` at the tokens. The sections cover the text except white space that lstrip and rstrip take (which
   /// belongs to the token's section); no section of plain text is empty. Special tokens count only with parse_special.

@@ -4,6 +4,7 @@
 
 #include "memoir/text/bpe.h"
 #include "memoir/text/byte_level.h"
+#include "memoir/text/replace.h"
 #include "memoir/text/utf8.h"
 
 namespace memoir::text {
@@ -11,18 +12,14 @@ namespace {
 
 using Kind = DecoderStep::Kind;
 
-std::string replace_all(std::string_view text, std::string_view pattern, std::string_view content) {
-  std::string result;
-  std::size_t done = 0;
-  for (std::size_t at = text.find(pattern); at != std::string_view::npos; at = text.find(pattern, done)) {
-    result.append(text.substr(done, at - done)).append(content);
-    done = at + pattern.size();
-  }
-  return result.append(text.substr(done));
+std::string replaced_by(const DecoderStep& step, std::string_view text, const GrowthLimit& limit) {
+  return step.regex ? replace_all(text, *step.regex, step.content, limit)
+                    : replace_all(text, step.pattern, step.content, limit);
 }
 
-std::string replaced(const DecoderStep& step, std::string_view text) {
-  return step.regex ? step.regex->replace(text, step.content) : replace_all(text, step.pattern, step.content);
+// `content` as a space, or as nothing. Never longer than the text.
+std::string without_mark(const DecoderStep& step, std::string_view text, bool as_nothing) {
+  return replace_all(text, step.content, as_nothing ? "" : " ", {text.size(), step.origin});
 }
 
 std::string strip_ends(const DecoderStep& step, std::string_view text) {
@@ -52,12 +49,13 @@ void Decoder::add(DecoderStep step) {
 std::string Decoder::piece(std::string_view token) const {
   std::string text(token);
   for (const DecoderStep& step : steps_) {
+    const GrowthLimit limit{max_grown_bytes(token.size()), step.origin};
     switch (step.kind) {
       case Kind::kReplace:
-        if (utf8::valid(text)) text = replaced(step, text);
+        if (utf8::valid(text)) text = replaced_by(step, text, limit);
         break;
       case Kind::kMetaspace:
-        text = replace_all(text, step.content, " ");
+        text = without_mark(step, text, false);
         break;
       case Kind::kByteFallback:
         if (const auto byte = byte_of_token_text(text)) text.assign(1, static_cast<char>(*byte));
@@ -77,17 +75,53 @@ std::string Decoder::piece(std::string_view token) const {
   return text;
 }
 
-DecodeStream::DecodeStream(const Decoder& decoder) : decoder_(&decoder), states_(decoder.steps().size()) {}
+DecodeStream::DecodeStream(const Decoder& decoder, bool is_continuation)
+    : decoder_(&decoder), is_continuation_(is_continuation) {
+  begin();
+}
+
+void DecodeStream::begin() {
+  out_.clear();
+  n_bytes_in_ = 0;
+  states_.assign(decoder_->steps().size(), {});
+  if (!is_continuation_) return;
+  // As if what only happens at the start of a text had happened.
+  for (std::size_t i = 0; i < states_.size(); ++i) {
+    const DecoderStep& step = decoder_->steps()[i];
+    states_[i].n_seen = step.kind == Kind::kStrip ? step.n_start : 1;
+  }
+}
 
 std::string DecodeStream::push(std::string_view token) {
-  feed(0, token);
+  n_bytes_in_ += token.size();
+  try {
+    feed(0, token);
+  } catch (...) {
+    begin();
+    throw;
+  }
   return std::exchange(out_, {});
 }
 
 std::string DecodeStream::finish() {
-  for (std::size_t i = 0; i < states_.size(); ++i) end(i);
-  states_.assign(states_.size(), {});
-  return std::exchange(out_, {});
+  try {
+    for (std::size_t i = 0; i < states_.size(); ++i) end(i);
+  } catch (...) {
+    begin();
+    throw;
+  }
+  std::string rest = std::exchange(out_, {});
+  begin();
+  return rest;
+}
+
+// What a kReplace makes of `text`.
+std::string DecodeStream::replaced(std::size_t i, std::string_view text) {
+  const DecoderStep& step = decoder_->steps()[i];
+  State& state = states_[i];
+  std::string result = replaced_by(step, text, {max_grown_bytes(n_bytes_in_) - state.n_made, step.origin});
+  state.n_made += result.size();
+  return result;
 }
 
 void DecodeStream::feed(std::size_t i, std::string_view token) {
@@ -103,7 +137,7 @@ void DecodeStream::feed(std::size_t i, std::string_view token) {
   }
   switch (step.kind) {
     case Kind::kReplace:
-      return feed(i + 1, replaced(step, token));
+      return feed(i + 1, replaced(i, token));
     case Kind::kByteFallback:
       if (const auto byte = byte_of_token_text(token)) {
         state.held.push_back(static_cast<char>(*byte));
@@ -116,7 +150,7 @@ void DecodeStream::feed(std::size_t i, std::string_view token) {
     case Kind::kStrip:
       return step.on_fused ? feed_strip(i, token) : feed(i + 1, strip_ends(step, token));
     case Kind::kMetaspace:
-      return feed(i + 1, replace_all(token, step.content, state.n_seen++ == 0 && step.drop_first ? "" : " "));
+      return feed(i + 1, without_mark(step, token, state.n_seen++ == 0 && step.drop_first));
     case Kind::kByteLevel: {
       const std::optional<std::string> bytes = byte_level_bytes(token);
       return feed_bytes(i, bytes ? std::string_view(*bytes) : token);
@@ -174,9 +208,9 @@ void DecodeStream::end(std::size_t i) {
     const std::string text = std::exchange(state.held, {});
     switch (step.kind) {
       case Kind::kReplace:
-        return feed(i + 1, replaced(step, text));
+        return feed(i + 1, replaced(i, text));
       case Kind::kMetaspace:
-        return feed(i + 1, replace_all(text, step.content, step.drop_first ? "" : " "));
+        return feed(i + 1, without_mark(step, text, state.n_seen == 0 && step.drop_first));
       case Kind::kByteFallback: {
         const auto byte = byte_of_token_text(text);
         if (!byte) return feed(i + 1, text);

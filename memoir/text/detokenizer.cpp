@@ -6,12 +6,12 @@
 
 namespace memoir::text {
 
-StreamingDetokenizer::StreamingDetokenizer(Tokenizer tokenizer, bool skip_special)
-    : tokenizer_(std::move(tokenizer)), skip_special_(skip_special), stream_(tokenizer_.decoder()) {}
+StreamingDetokenizer::StreamingDetokenizer(Tokenizer tokenizer, Tokenizer::DecodeOptions options)
+    : tokenizer_(std::move(tokenizer)), options_(options), stream_(tokenizer_.decoder(), options.is_continuation) {}
 
 std::string StreamingDetokenizer::push(TokenId id) {
   tokenizer_.check(id, "push");
-  if (!tokenizer_.parts_->vocabulary.has(id) || (skip_special_ && tokenizer_.is_special(id))) return {};
+  if (!tokenizer_.parts_->vocabulary.has(id) || (options_.skip_special && tokenizer_.is_special(id))) return {};
   return stream_.push(tokenizer_.decoder_input(id));
 }
 

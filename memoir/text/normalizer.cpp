@@ -8,6 +8,7 @@
 
 #include "memoir/text/byte_level.h"
 #include "memoir/text/character.h"
+#include "memoir/text/replace.h"
 #include "memoir/text/utf8.h"
 
 namespace memoir::text {
@@ -44,16 +45,6 @@ std::string map_chars(std::string_view text, Function append) {
   return result;
 }
 
-std::string replace_literal(std::string_view text, std::string_view pattern, std::string_view content) {
-  std::string result;
-  std::size_t done = 0;
-  for (std::size_t at = text.find(pattern); at != std::string_view::npos; at = text.find(pattern, done)) {
-    result.append(text.substr(done, at - done)).append(content);
-    done = at + pattern.size();
-  }
-  return result.append(text.substr(done));
-}
-
 std::string_view strip(std::string_view text, bool left, bool right) {
   std::size_t begin = 0;
   std::size_t end = text.size();
@@ -75,7 +66,7 @@ std::string_view strip(std::string_view text, bool left, bool right) {
   return text.substr(begin, end - begin);
 }
 
-std::string step_result(const NormalizerStep& step, std::string_view text) {
+std::string step_result(const NormalizerStep& step, std::string_view text, const GrowthLimit& limit) {
   using Kind = NormalizerStep::Kind;
   switch (step.kind) {
     case Kind::kNfc:
@@ -95,7 +86,8 @@ std::string step_result(const NormalizerStep& step, std::string_view text) {
     case Kind::kStrip:
       return std::string(strip(text, step.strip_left, step.strip_right));
     case Kind::kReplace:
-      return step.regex ? step.regex->replace(text, step.content) : replace_literal(text, step.pattern, step.content);
+      return step.regex ? replace_all(text, *step.regex, step.content, limit)
+                        : replace_all(text, step.pattern, step.content, limit);
     case Kind::kPrepend:
       return text.empty() ? std::string() : step.content + std::string(text);
     case Kind::kByteLevel: {
@@ -116,11 +108,18 @@ bool drops_first(const NormalizerStep& step, std::string_view text) {
 
 }  // namespace
 
-NormalizedText Normalizer::apply(std::string_view text) const {
+NormalizedText Normalizer::apply(std::string_view text, bool is_continuation) const {
   NormalizedText result{std::string(text)};
   for (const NormalizerStep& step : steps_) {
+    if (is_continuation && step.kind == NormalizerStep::Kind::kPrepend) continue;
+    if (is_continuation && step.kind == NormalizerStep::Kind::kStrip) {
+      result.text = std::string(strip(result.text, false, step.strip_right));
+      continue;
+    }
+    const GrowthLimit limit{max_grown_bytes(text.size()), step.origin};
     result.lost_start = result.lost_start || drops_first(step, result.text);
-    result.text = step_result(step, result.text);
+    result.text = step_result(step, result.text, limit);
+    limit.check(result.text.size());
   }
   return result;
 }

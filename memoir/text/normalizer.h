@@ -2,6 +2,7 @@
 
 // What is done to a text before it is cut into words: the steps of tokenizer.json's "normalizer", in order.
 //
+// However many steps there are, they make at most max_grown_bytes(n) of a text of n bytes (replace.h).
 // Threads: const use from any number of threads. A normalizer without steps leaves the text as it is.
 
 #include <optional>
@@ -33,6 +34,7 @@ struct NormalizerStep {
   std::string content = {};
   bool strip_left = true;
   bool strip_right = true;
+  Origin origin = {};  // for messages
 };
 
 struct NormalizedText {
@@ -43,10 +45,12 @@ struct NormalizedText {
 class Normalizer {
  public:
   void add(NormalizerStep step) { steps_.push_back(std::move(step)); }
-  bool empty() const { return steps_.empty(); }
+  std::size_t n_steps() const { return steps_.size(); }
 
-  /// `text` must be valid UTF-8; so is the result. Throws as Regex does.
-  NormalizedText apply(std::string_view text) const;
+  /// `text` must be valid UTF-8; so is the result. is_continuation: other text stands before it, so that nothing is put
+  /// in front and no white space is taken there.
+  /// Throws as Regex does, and UnsupportedError naming the step that makes the text too long.
+  NormalizedText apply(std::string_view text, bool is_continuation = false) const;
 
  private:
   std::vector<NormalizerStep> steps_;

@@ -5,6 +5,7 @@
 
 #include "memoir/text/byte_level.h"
 #include "memoir/text/character.h"
+#include "memoir/text/replace.h"
 #include "memoir/text/utf8.h"
 
 namespace memoir::text {
@@ -151,13 +152,13 @@ std::string_view word_of(const Words& words, Span span) {
 using Cutter = std::function<std::vector<Stretch>(std::string_view)>;
 
 void cut(Words& words, Delimiter behavior, const Cutter& cutter) {
+  if (words.spans.empty()) return;
+  const std::size_t start = words.spans.front().begin;
   std::vector<Span> spans;
   spans.reserve(words.spans.size());
-  const bool had_start = words.first_is_start && !words.spans.empty();
-  const std::size_t start = had_start ? words.spans.front().begin : 0;
   for (const Span span : words.spans) WordList(spans, span.begin).add(cutter(word_of(words, span)), behavior);
   words.spans = std::move(spans);
-  words.first_is_start = had_start && !words.spans.empty() && words.spans.front().begin == start;
+  if (words.spans.empty() || words.spans.front().begin != start) words.place = TextPlace::kSectionStart;
 }
 
 // Rewrites each word by `append(out, word, index)`.
@@ -175,8 +176,9 @@ void rewrite(Words& words, Append append) {
 
 void byte_level(Words& words, const PreTokenizerStep& step) {
   if (step.add_prefix_space) {
-    rewrite(words, [](std::string& out, std::string_view word, std::size_t) {
-      if (!word.starts_with(' ')) out += ' ';
+    rewrite(words, [&](std::string& out, std::string_view word, std::size_t index) {
+      const bool goes_on = index == 0 && words.place == TextPlace::kMiddle;
+      if (!goes_on && !word.starts_with(' ')) out += ' ';
       out += word;
     });
   }
@@ -190,8 +192,9 @@ void byte_level(Words& words, const PreTokenizerStep& step) {
 void metaspace(Words& words, const PreTokenizerStep& step) {
   rewrite(words, [&](std::string& out, std::string_view word, std::size_t index) {
     const bool has_one = word.starts_with(' ') || word.starts_with(step.literal);
-    const bool wanted = step.prepend == PrependScheme::kAlways ||
-                        (step.prepend == PrependScheme::kFirst && index == 0 && words.first_is_start);
+    const TextPlace place = index == 0 ? words.place : TextPlace::kSectionStart;
+    const bool wanted = (step.prepend == PrependScheme::kAlways && place != TextPlace::kMiddle) ||
+                        (step.prepend == PrependScheme::kFirst && place == TextPlace::kInputStart);
     if (wanted && !has_one) out += step.literal;
     for (const char c : word) {
       if (c == ' ') {
@@ -226,10 +229,14 @@ void apply_step(Words& words, const PreTokenizerStep& step) {
 
 }  // namespace
 
-Words PreTokenizer::apply(std::string text, bool is_start) const {
-  Words words{std::move(text), {}, is_start};
+Words PreTokenizer::apply(std::string text, TextPlace place) const {
+  const std::size_t max_bytes = max_grown_bytes(text.size());
+  Words words{std::move(text), {}, place};
   if (!words.text.empty()) words.spans.push_back({0, words.text.size()});
-  for (const PreTokenizerStep& step : steps_) apply_step(words, step);
+  for (const PreTokenizerStep& step : steps_) {
+    apply_step(words, step);
+    GrowthLimit{max_bytes, step.origin}.check(words.text.size());
+  }
   return words;
 }
 

@@ -4,6 +4,7 @@
 // "pre_tokenizer", or of one of llama.cpp's named pre-tokenizers, in order.
 //
 // Invariants: each step cuts every word of the step before on its own, so that a pattern never sees beyond a word.
+// However many steps there are, they make at most max_grown_bytes(n) of a text of n bytes (replace.h).
 // Threads: const use from any number of threads.
 
 #include <optional>
@@ -21,6 +22,13 @@ namespace memoir::text {
 enum class Delimiter { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 enum class PrependScheme { kFirst, kNever, kAlways };
+
+/// What stands before a text.
+enum class TextPlace {
+  kInputStart,    // nothing
+  kSectionStart,  // an added token: the text is encoded on its own, but PrependScheme::kFirst does not mean it
+  kMiddle,        // other text, so that no step puts a space in front
+};
 
 struct PreTokenizerStep {
   enum class Kind {
@@ -41,22 +49,25 @@ struct PreTokenizerStep {
   bool add_prefix_space = false;
   PrependScheme prepend = PrependScheme::kAlways;
   bool split = true;
+  Origin origin = {};  // for messages
 };
 
 /// Words of one buffer.
 struct Words {
   std::string text;
-  std::vector<Span> spans;      // in order; never empty ones
-  bool first_is_start = false;  // the first word begins where the input text began
+  std::vector<Span> spans;  // in order; never empty ones
+  TextPlace place;          // of the first word; of the others, kSectionStart
 };
 
 class PreTokenizer {
  public:
   void add(PreTokenizerStep step) { steps_.push_back(std::move(step)); }
 
-  /// The words of a text. `is_start` says that the text is the beginning of the input (for PrependScheme::kFirst).
-  /// `text` must be valid UTF-8. Throws as Regex does.
-  Words apply(std::string text, bool is_start) const;
+  std::size_t n_steps() const { return steps_.size(); }
+
+  /// The words of a text, which must be valid UTF-8.
+  /// Throws as Regex does, and UnsupportedError naming the step that makes the text too long.
+  Words apply(std::string text, TextPlace place) const;
 
  private:
   std::vector<PreTokenizerStep> steps_;

@@ -33,7 +33,7 @@ using CodePointer = std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)>;
 using MatchPointer = std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)>;
 using ContextPointer = std::unique_ptr<pcre2_match_context, decltype(&pcre2_match_context_free)>;
 
-CodePointer compile(std::string_view pattern, const PatternOrigin& origin) {
+CodePointer compile(std::string_view pattern, const Origin& origin) {
   if (pattern.size() > kMaxPatternBytes) {
     throw FormatError(origin.path, origin.key, "the pattern has more than 65536 bytes");
   }
@@ -64,7 +64,7 @@ CodePointer compile(std::string_view pattern, const PatternOrigin& origin) {
 }  // namespace
 
 struct Regex::Compiled {
-  PatternOrigin origin;
+  Origin origin;
   std::string pattern;
   CodePointer code;
 };
@@ -117,7 +117,7 @@ class Scan {
 
 }  // namespace
 
-Regex::Regex(std::string_view pattern, PatternOrigin origin) {
+Regex::Regex(std::string_view pattern, Origin origin) {
   CodePointer code = compile(pattern, origin);
   compiled_ = std::make_shared<Compiled>(Compiled{std::move(origin), std::string(pattern), std::move(code)});
 }
@@ -145,16 +145,6 @@ void Regex::for_each(std::string_view text, const std::function<void(Span)>& fou
         compiled_->origin.path, compiled_->origin.key,
         "the pattern " + compiled_->pattern + " can't be matched against this text: " + message_of(scan.error()));
   }
-}
-
-std::string Regex::replace(std::string_view text, std::string_view content) const {
-  std::string result;
-  std::size_t done = 0;
-  for_each(text, [&](Span span) {
-    result.append(text.substr(done, span.begin - done)).append(content);
-    done = span.end;
-  });
-  return result.append(text.substr(done));
 }
 
 }  // namespace memoir::text

@@ -21,8 +21,8 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
-/// Where a pattern stands, for messages.
-struct PatternOrigin {
+/// Where a pattern or a step stands, for messages.
+struct Origin {
   std::string path;  // the file
   std::string key;   // the key in it
 };
@@ -31,15 +31,12 @@ class Regex {
  public:
   /// Compiles a pattern of tokenizer.json (Oniguruma's dialect, see regex_dialect.h).
   /// Throws FormatError (origin) if the pattern is wrong or uses what PCRE2 can't do.
-  Regex(std::string_view pattern, PatternOrigin origin);
+  Regex(std::string_view pattern, Origin origin);
 
   /// Calls `found` for each match, left to right. Matches do not overlap; an empty match directly behind another one is
   /// passed over (as in tokenizers). `text` must be valid UTF-8.
   /// Throws UnsupportedError (origin) if the pattern needs more backtracking on this text than the limit allows.
   void for_each(std::string_view text, const std::function<void(Span)>& found) const;
-
-  /// The text with each match replaced by `content`, taken literally.
-  std::string replace(std::string_view text, std::string_view content) const;
 
  private:
   struct Compiled;

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "memoir/text/character.h"
 #include "memoir/text/tokenizer_parts.h"
 #include "memoir/text/utf8.h"
 
@@ -51,19 +52,30 @@ void encode_words(const TokenizerParts& parts, const Words& words, std::vector<T
   }
 }
 
-// One stretch of text between raw added tokens. is_start: the input begins with it.
-void encode_section(const TokenizerParts& parts, std::string_view section, bool is_start, bool parse_special,
+std::string_view without_space_in_front(std::string_view text) {
+  std::size_t begin = 0;
+  while (begin < text.size()) {
+    const utf8::Char c = utf8::decode(text, begin);
+    if (!is_space(c.code)) break;
+    begin += c.n_bytes;
+  }
+  return text.substr(begin);
+}
+
+// One stretch of text between raw added tokens.
+void encode_section(const TokenizerParts& parts, std::string_view section, TextPlace place, bool parse_special,
                     std::vector<TokenId>& ids) {
-  const NormalizedText normalized = parts.normalizer.apply(section);
+  const NormalizedText normalized = parts.normalizer.apply(section, place == TextPlace::kMiddle);
+  if (place == TextPlace::kInputStart && normalized.lost_start) place = TextPlace::kSectionStart;
   const std::string_view text = normalized.text;
   for (const Section& inner : parts.added_normalized.split(text, parse_special)) {
     if (inner.token) {
       ids.push_back(*inner.token);
       continue;
     }
-    const bool inner_is_start = is_start && !normalized.lost_start && inner.span.begin == 0;
+    const TextPlace inner_place = inner.span.begin == 0 ? place : TextPlace::kSectionStart;
     std::string piece(text.substr(inner.span.begin, inner.span.end - inner.span.begin));
-    encode_words(parts, parts.pre_tokenizer.apply(std::move(piece), inner_is_start), ids);
+    encode_words(parts, parts.pre_tokenizer.apply(std::move(piece), inner_place), ids);
   }
 }
 
@@ -108,25 +120,33 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, EncodeOptions opti
     text = repaired;
   }
   std::vector<TokenId> ids;
-  if (options.add_special) ids = parts_->prefix;
+  TextPlace start = TextPlace::kInputStart;
+  if (options.previous) {
+    check(*options.previous, "encode");
+    const AddedToken* added = parts_->added_raw.find(*options.previous);
+    start = added != nullptr ? TextPlace::kSectionStart : TextPlace::kMiddle;
+    if (added != nullptr && added->rstrip) text = without_space_in_front(text);
+  } else if (options.add_special) {
+    ids = parts_->prefix;
+  }
   for (const Section& section : parts_->added_raw.split(text, options.parse_special)) {
     if (section.token) {
       ids.push_back(*section.token);
     } else {
       encode_section(*parts_, text.substr(section.span.begin, section.span.end - section.span.begin),
-                     section.span.begin == 0, options.parse_special, ids);
+                     section.span.begin == 0 ? start : TextPlace::kSectionStart, options.parse_special, ids);
     }
   }
   if (options.add_special) ids.insert(ids.end(), parts_->suffix.begin(), parts_->suffix.end());
   return ids;
 }
 
-std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special) const {
-  DecodeStream stream(parts_->decoder);
+std::string Tokenizer::decode(std::span<const TokenId> ids, DecodeOptions options) const {
+  DecodeStream stream(parts_->decoder, options.is_continuation);
   std::string text;
   for (const TokenId id : ids) {
     check(id, "decode");
-    if (!parts_->vocabulary.has(id) || (skip_special && is_special(id))) continue;
+    if (!parts_->vocabulary.has(id) || (options.skip_special && is_special(id))) continue;
     text += stream.push(decoder_input(id));
   }
   return text + stream.finish();
@@ -169,12 +189,6 @@ std::optional<TokenId> Tokenizer::bos() const {
 }
 std::optional<TokenId> Tokenizer::eos() const {
   return parts_->eos;
-}
-std::optional<TokenId> Tokenizer::unk() const {
-  return parts_->unk;
-}
-std::optional<TokenId> Tokenizer::pad() const {
-  return parts_->pad;
 }
 
 std::string Tokenizer::bos_text() const {

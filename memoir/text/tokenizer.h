@@ -32,7 +32,7 @@ class Decoder;
 class Tokenizer {
  public:
   /// Reads a Hugging Face directory: tokenizer.json, and where they exist tokenizer_config.json and
-  /// special_tokens_map.json (bos, eos, unk, pad, add_bos_token, add_eos_token) and the chat template, taken from
+  /// special_tokens_map.json (bos, eos, add_bos_token, add_eos_token) and the chat template, taken from
   /// chat_template.jinja, else chat_template.json, else tokenizer_config.json (of several the one named "default").
   /// An add_bos_token or add_eos_token in tokenizer_config.json wins over the post-processor.
   /// Throws FileError (tokenizer.json is missing), FormatError or UnsupportedError (path and key).
@@ -53,22 +53,38 @@ class Tokenizer {
     /// The text of a special token becomes its id. Without it such text is encoded like any other, so that a user's
     /// words can't forge a turn. Added tokens that are not special are always recognized.
     bool parse_special = false;
+    /// The token that stands before the text, where the text goes on behind others: there is no BOS then, and the space
+    /// that SentencePiece puts before a text only where the whole has one, which is behind some added tokens. So a text
+    /// cut between two of its tokens has the ids of the whole.
+    std::optional<TokenId> previous = std::nullopt;
   };
 
-  /// The ids of a text. Throws UnsupportedError if a pattern of the file needs more backtracking than the limit allows.
+  /// The ids of a text. Throws UnsupportedError if a pattern of the file needs more backtracking than the limit allows,
+  /// or a step makes the text longer than replace.h allows (path and key); std::invalid_argument if `previous` is
+  /// outside [0, n_vocab()).
   std::vector<TokenId> encode(std::string_view text, EncodeOptions options) const;
   std::vector<TokenId> encode(std::string_view text) const { return encode(text, EncodeOptions{}); }
 
-  /// The text of a sequence, always valid UTF-8: bytes that form no character become U+FFFD. With skip_special,
-  /// special tokens leave no text. An id without a token (a hole in the numbering) leaves none either.
-  /// Throws std::invalid_argument for an id outside [0, n_vocab()).
-  std::string decode(std::span<const TokenId> ids, bool skip_special = false) const;
+  struct DecodeOptions {
+    /// Special tokens leave no text.
+    bool skip_special = false;
+    /// Other tokens stand before these: the space that SentencePiece puts before a text, and decoding takes away, is
+    /// not looked for. So the texts of parts, joined, are the text of the whole.
+    bool is_continuation = false;
+  };
+
+  /// The text of a sequence, always valid UTF-8: bytes that form no character become U+FFFD. An id without a token (a
+  /// hole in the numbering) leaves no text.
+  /// Throws std::invalid_argument for an id outside [0, n_vocab()), UnsupportedError as encode().
+  std::string decode(std::span<const TokenId> ids, DecodeOptions options) const;
+  std::string decode(std::span<const TokenId> ids) const { return decode(ids, DecodeOptions{}); }
 
   /// The bytes that a token stands for in the middle of a text; they may be part of a character. For a special token
-  /// its text. Throws std::invalid_argument for an id outside [0, n_vocab()).
+  /// its text. Throws as decode().
   std::string piece(TokenId id) const;
 
-  /// The token as the vocabulary writes it ("Ġthe", "▁the", "<0x0A>"), "" for a hole. Throws as piece().
+  /// The token as the vocabulary writes it ("Ġthe", "▁the", "<0x0A>"), "" for a hole.
+  /// Throws std::invalid_argument for an id outside [0, n_vocab()).
   const std::string& token_text(TokenId id) const;
 
   /// The id of a token as the vocabulary writes it.
@@ -82,8 +98,6 @@ class Tokenizer {
 
   std::optional<TokenId> bos() const;
   std::optional<TokenId> eos() const;
-  std::optional<TokenId> unk() const;
-  std::optional<TokenId> pad() const;
 
   /// Their texts, as chat templates want them: "" where there is none.
   std::string bos_text() const;

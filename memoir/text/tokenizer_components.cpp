@@ -25,8 +25,22 @@ void each_of_sequence(const JsonNode& node, std::string_view list, int depth, Re
   for (std::size_t i = 0; i < n; ++i) read(members.element(i));
 }
 
+Origin origin_of(const JsonNode& node) {
+  return {node.path(), node.key()};
+}
+
 Regex compile(const JsonNode& node, std::string_view pattern) {
-  return Regex(pattern, {node.path(), node.key()});
+  return Regex(pattern, origin_of(node));
+}
+
+// A component's steps run one after the other, those of its Sequences in one row.
+template <typename Component>
+void add_step(const JsonNode& node, Component& component, auto step) {
+  if (component.n_steps() >= kMaxComponentSteps) {
+    node.unsupported("is one step too many, " + std::to_string(kMaxComponentSteps) + " can be run");
+  }
+  step.origin = origin_of(node);
+  component.add(std::move(step));
 }
 
 // {"String": "..."} or {"Regex": "..."}.
@@ -128,19 +142,22 @@ void read_normalizer(const JsonNode& node, Normalizer& normalizer, int depth) {
     return each_of_sequence(node, "normalizers", depth,
                             [&](const JsonNode& member) { read_normalizer(member, normalizer, depth + 1); });
   }
-  if (const auto kind = plain_normalizer(type)) return normalizer.add({.kind = *kind});
+  if (const auto kind = plain_normalizer(type)) return add_step(node, normalizer, NormalizerStep{.kind = *kind});
   if (type == "Strip") {
-    return normalizer.add({.kind = Kind::kStrip,
-                           .strip_left = node.flag("strip_left", true),
-                           .strip_right = node.flag("strip_right", true)});
+    return add_step(node, normalizer,
+                    NormalizerStep{.kind = Kind::kStrip,
+                                   .strip_left = node.flag("strip_left", true),
+                                   .strip_right = node.flag("strip_right", true)});
   }
-  if (type == "Prepend") return normalizer.add({.kind = Kind::kPrepend, .content = node.at("prepend").text()});
+  if (type == "Prepend")
+    return add_step(node, normalizer, NormalizerStep{.kind = Kind::kPrepend, .content = node.at("prepend").text()});
   if (type == "Replace") {
     Pattern pattern = read_pattern(node.at("pattern"));
-    return normalizer.add({.kind = Kind::kReplace,
-                           .pattern = std::move(pattern.literal),
-                           .regex = std::move(pattern.regex),
-                           .content = node.at("content").text()});
+    return add_step(node, normalizer,
+                    NormalizerStep{.kind = Kind::kReplace,
+                                   .pattern = std::move(pattern.literal),
+                                   .regex = std::move(pattern.regex),
+                                   .content = node.at("content").text()});
   }
   node.unsupported("the normalizer \"" + type + "\" is not known");
 }
@@ -152,23 +169,28 @@ void read_pre_tokenizer(const JsonNode& node, PreTokenizer& pre_tokenizer, int d
     return each_of_sequence(node, "pretokenizers", depth,
                             [&](const JsonNode& member) { read_pre_tokenizer(member, pre_tokenizer, depth + 1); });
   }
-  if (type == "ByteLevel") return pre_tokenizer.add(read_byte_level(node));
-  if (type == "Split") return pre_tokenizer.add(read_split(node));
-  if (type == "Metaspace") return pre_tokenizer.add(read_metaspace_step(node));
+  if (type == "ByteLevel") return add_step(node, pre_tokenizer, read_byte_level(node));
+  if (type == "Split") return add_step(node, pre_tokenizer, read_split(node));
+  if (type == "Metaspace") return add_step(node, pre_tokenizer, read_metaspace_step(node));
   if (type == "Digits") {
     const bool single = node.flag("individual_digits", false);
-    return pre_tokenizer.add(
-        {.kind = Kind::kDigits, .behavior = single ? Delimiter::kIsolated : Delimiter::kContiguous});
+    return add_step(
+        node, pre_tokenizer,
+        PreTokenizerStep{.kind = Kind::kDigits, .behavior = single ? Delimiter::kIsolated : Delimiter::kContiguous});
   }
   if (type == "Punctuation") {
     const auto behavior = node.find("behavior");
-    return pre_tokenizer.add(
-        {.kind = Kind::kPunctuation, .behavior = behavior ? read_behavior(*behavior) : Delimiter::kIsolated});
+    return add_step(node, pre_tokenizer,
+                    PreTokenizerStep{.kind = Kind::kPunctuation,
+                                     .behavior = behavior ? read_behavior(*behavior) : Delimiter::kIsolated});
   }
-  if (type == "WhitespaceSplit") return pre_tokenizer.add({.kind = Kind::kWhitespaceSplit});
+  if (type == "WhitespaceSplit") return add_step(node, pre_tokenizer, PreTokenizerStep{.kind = Kind::kWhitespaceSplit});
   if (type == "Whitespace") {
-    return pre_tokenizer.add(
-        {.kind = Kind::kSplit, .regex = compile(node, kWordPattern), .behavior = Delimiter::kRemoved, .invert = true});
+    return add_step(node, pre_tokenizer,
+                    PreTokenizerStep{.kind = Kind::kSplit,
+                                     .regex = compile(node, kWordPattern),
+                                     .behavior = Delimiter::kRemoved,
+                                     .invert = true});
   }
   node.unsupported("the pre-tokenizer \"" + type + "\" is not known");
 }
@@ -180,28 +202,32 @@ void read_decoder(const JsonNode& node, Decoder& decoder, int depth) {
     return each_of_sequence(node, "decoders", depth,
                             [&](const JsonNode& member) { read_decoder(member, decoder, depth + 1); });
   }
-  if (type == "ByteLevel") return decoder.add({.kind = Kind::kByteLevel});
-  if (type == "ByteFallback") return decoder.add({.kind = Kind::kByteFallback});
-  if (type == "Fuse") return decoder.add({.kind = Kind::kFuse});
+  if (type == "ByteLevel") return add_step(node, decoder, DecoderStep{.kind = Kind::kByteLevel});
+  if (type == "ByteFallback") return add_step(node, decoder, DecoderStep{.kind = Kind::kByteFallback});
+  if (type == "Fuse") return add_step(node, decoder, DecoderStep{.kind = Kind::kFuse});
   if (type == "Metaspace") {
     auto [replacement, scheme] = read_metaspace(node);
-    return decoder.add(
-        {.kind = Kind::kMetaspace, .content = std::move(replacement), .drop_first = scheme != PrependScheme::kNever});
+    return add_step(node, decoder,
+                    DecoderStep{.kind = Kind::kMetaspace,
+                                .content = std::move(replacement),
+                                .drop_first = scheme != PrependScheme::kNever});
   }
   if (type == "Strip") {
     const std::string& content = node.at("content").text();
     if (content.empty()) node.fail("strips an empty text");
-    return decoder.add({.kind = Kind::kStrip,
-                        .content = content,
-                        .n_start = read_count(node.at("start")),
-                        .n_stop = read_count(node.at("stop"))});
+    return add_step(node, decoder,
+                    DecoderStep{.kind = Kind::kStrip,
+                                .content = content,
+                                .n_start = read_count(node.at("start")),
+                                .n_stop = read_count(node.at("stop"))});
   }
   if (type == "Replace") {
     Pattern pattern = read_pattern(node.at("pattern"));
-    return decoder.add({.kind = Kind::kReplace,
-                        .pattern = std::move(pattern.literal),
-                        .regex = std::move(pattern.regex),
-                        .content = node.at("content").text()});
+    return add_step(node, decoder,
+                    DecoderStep{.kind = Kind::kReplace,
+                                .pattern = std::move(pattern.literal),
+                                .regex = std::move(pattern.regex),
+                                .content = node.at("content").text()});
   }
   node.unsupported("the decoder \"" + type + "\" is not known");
 }

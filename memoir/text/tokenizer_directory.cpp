@@ -6,9 +6,8 @@
 #include <string>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
 #include "memoir/base/byte_source.h"
+#include "memoir/base/json_text.h"
 #include "memoir/text/json_node.h"
 #include "memoir/text/tokenizer.h"
 #include "memoir/text/tokenizer_parts.h"
@@ -29,11 +28,7 @@ struct JsonFile {
 std::optional<JsonFile> read_json(const fs::path& path) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) return std::nullopt;
-  try {
-    return JsonFile{path.string(), nlohmann::json::parse(read_text_file(path))};
-  } catch (const nlohmann::json::exception& error) {
-    throw FormatError(path.string(), "", std::string("is not JSON: ") + error.what());
-  }
+  return JsonFile{path.string(), parse_json(read_text_file(path), path.string())};
 }
 
 // "bos_token": "<s>", or {"content": "<s>", ...}.
@@ -68,8 +63,6 @@ class DirectoryReader {
     map_ = read_json(directory_ / "special_tokens_map.json");
     parts_->bos = special("bos_token");
     parts_->eos = special("eos_token");
-    parts_->pad = special("pad_token");
-    if (const std::optional<TokenId> unk = special("unk_token")) parts_->unk = unk;
     if (config_) {
       adjust(parts_->prefix, config_->root().find("add_bos_token"), parts_->bos, true);
       adjust(parts_->suffix, config_->root().find("add_eos_token"), parts_->eos, false);

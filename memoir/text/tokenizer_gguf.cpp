@@ -10,6 +10,7 @@
 
 #include "memoir/base/error.h"
 #include "memoir/base/gguf.h"
+#include "memoir/base/types.h"
 #include "memoir/text/byte_level.h"
 #include "memoir/text/gguf_pretokenizers.h"
 #include "memoir/text/tokenizer.h"
@@ -21,7 +22,6 @@ namespace {
 
 const std::string kPrefix = "tokenizer.ggml.";
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
-constexpr std::size_t kMaxTokens = 1 << 24;
 
 // tokenizer.ggml.token_type
 enum class TokenType { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
@@ -81,7 +81,8 @@ class GgufReader {
     const std::vector<std::string>* tokens = file_.strings(kPrefix + "tokens");
     if (tokens == nullptr || tokens->empty())
       throw FormatError(file_.path(), kPrefix + "tokens", "is missing or empty");
-    if (tokens->size() > kMaxTokens) throw FormatError(file_.path(), kPrefix + "tokens", "has too many entries");
+    if (tokens->size() > static_cast<std::size_t>(kMaxVocab))
+      throw FormatError(file_.path(), kPrefix + "tokens", "has too many entries");
     parts_->vocabulary.reserve(tokens->size());
     std::size_t n_repeated = 0;
     for (std::size_t i = 0; i < tokens->size(); ++i) {
@@ -124,8 +125,7 @@ class GgufReader {
     const auto scored = [&](TokenId id) { return is_scored_ ? std::optional<TokenId>(id) : std::nullopt; };
     parts_->bos = special_id("bos_token_id", scored(1));
     parts_->eos = special_id("eos_token_id", scored(2));
-    parts_->unk = special_id("unknown_token_id", scored(0));
-    parts_->pad = special_id("padding_token_id");
+    unk_ = special_id("unknown_token_id", scored(0));
     for (const char* name : {"eot_token_id", "eom_token_id"}) {
       if (const std::optional<TokenId> id = special_id(name)) parts_->end_tokens.push_back(*id);
     }
@@ -171,7 +171,7 @@ class GgufReader {
     add_space_ = file_.boolean(kPrefix + "add_space_prefix").value_or(true);
     if (add_space_) parts_->normalizer.add({.kind = NormalizerStep::Kind::kPrepend, .content = " "});
     escape_spaces();
-    parts_->score_bpe.emplace(parts_->vocabulary, std::move(scores), parts_->unk);
+    parts_->score_bpe.emplace(parts_->vocabulary, std::move(scores), unk_);
   }
 
   void escape_spaces() {
@@ -307,6 +307,7 @@ class GgufReader {
 
   const GgufFile& file_;
   std::shared_ptr<TokenizerParts> parts_;
+  std::optional<TokenId> unk_;
   bool is_scored_ = false;
   bool add_space_ = false;
   GgufPreTokenizer pre_;

@@ -6,14 +6,16 @@
 #include <string>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
+#include "memoir/base/json_text.h"
 #include "memoir/text/json_node.h"
 #include "memoir/text/tokenizer_components.h"
 #include "memoir/text/tokenizer_parts.h"
 
 namespace memoir::text {
 namespace {
+
+// What a template puts around a text; published files have two.
+constexpr std::size_t kMaxTemplateIds = 1024;
 
 TokenId read_id(const JsonNode& node, std::int64_t max_id) {
   const std::int64_t id = node.integer();
@@ -99,7 +101,6 @@ void read_model(const JsonNode& root, TokenizerParts& parts) {
     options.unk = parts.vocabulary.id(unk->text());
     if (!options.unk) parts.warnings.push_back(unk->key() + ": \"" + unk->text() + "\" is not in the vocabulary");
   }
-  parts.unk = options.unk;
   const std::string prefix = options.continuing_prefix;
   parts.merge_bpe.emplace(parts.vocabulary, std::move(options));
   read_merges(model, parts.vocabulary, prefix, *parts.merge_bpe);
@@ -167,6 +168,7 @@ void read_template(const JsonNode& processor, TokenizerParts& parts) {
       std::vector<TokenId>& side = seen_text ? parts.suffix : parts.prefix;
       const std::vector<TokenId> ids = template_ids(processor, *special, parts.vocabulary);
       side.insert(side.end(), ids.begin(), ids.end());
+      if (side.size() > kMaxTemplateIds) single.unsupported("has more than 1024 special tokens");
     } else {
       if (seen_text || !item.find("Sequence")) single.unsupported("is not one text with special tokens around it");
       seen_text = true;
@@ -198,19 +200,11 @@ void read_post_processor(const JsonNode& node, TokenizerParts& parts, int depth 
   for (std::size_t i = 0; i < list.n_elements(); ++i) read_post_processor(list.element(i), parts, depth + 1);
 }
 
-nlohmann::json parse(std::string_view text, const std::string& path) {
-  try {
-    return nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    throw FormatError(path, "", std::string("is not JSON: ") + error.what());
-  }
-}
-
 }  // namespace
 
 std::shared_ptr<TokenizerParts> read_tokenizer_json(std::string_view text, std::string path) {
   auto parts = std::make_shared<TokenizerParts>(std::move(path));
-  const nlohmann::json document = parse(text, parts->path);
+  const nlohmann::json document = parse_json(text, parts->path);
   const JsonNode root(document, parts->path, "");
   read_model(root, *parts);
   if (const auto node = root.find("normalizer")) read_normalizer(*node, parts->normalizer);

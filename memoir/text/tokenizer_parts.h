@@ -45,8 +45,6 @@ struct TokenizerParts {
 
   std::optional<TokenId> bos;
   std::optional<TokenId> eos;
-  std::optional<TokenId> unk;
-  std::optional<TokenId> pad;
   std::vector<TokenId> end_tokens;
   std::optional<std::string> chat_template;
   std::vector<std::string> warnings;

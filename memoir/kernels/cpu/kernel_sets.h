@@ -2,7 +2,7 @@
 
 // The instruction sets there are code for; which of them a build has, CMake decides by the processor it is for.
 
-#include "memoir/kernels/cpu/matmul.h"
+#include "memoir/kernels/cpu/kernels.h"
 
 namespace memoir::kernels::cpu {
 

@@ -1,63 +1,67 @@
 #include "memoir/kernels/cpu/matmul.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <stdexcept>
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "memoir/kernels/cpu/kernel_sets.h"
+#include "memoir/kernels/cpu/kernels.h"
 #include "memoir/kernels/cpu/pool.h"
+#include "memoir/kernels/cpu/scratch.h"
 #include "memoir/kernels/cpu/threads.h"
 
 namespace memoir::kernels::cpu {
 namespace {
 
-const Kernels& chosen_kernels() {
-  const KernelList list = supported_kernels();
-  const char* name = std::getenv("MEMOIR_CPU");
-  if (!name || !*name) return *list.sets[0];
-  std::string known;
-  for (int i = 0; i < list.n_sets; ++i) {
-    if (std::string_view(list.sets[i]->name) == name) return *list.sets[i];
-    known += (i > 0 ? ", " : "") + std::string(list.sets[i]->name);
-  }
-  throw std::invalid_argument("[kernels] MEMOIR_CPU is '" + std::string(name) + "', this processor has: " + known);
+// More parts than threads, so that one that is interrupted holds up less; and no more than that for few rows, so that
+// each reads a long stretch of weights.
+constexpr int kPartsPerThread = 4;
+
+// Below this many rows a block pays too much for turning the weights to floats.
+constexpr int kMinRowBlock = 96;
+
+int share(int n, int index, int n_shares) {
+  return static_cast<int>(static_cast<std::int64_t>(n) * index / n_shares);
 }
 
 }  // namespace
 
-void matmul(const MatmulArgs& args) {
-  const Kernels& set = kernels();
-  const int n_tiles = args.format.n_tiles();
-  // More parts than threads, so that one that is interrupted holds up less; whole runs of tiles, read in order.
+MatmulPlan::MatmulPlan(int n_tiles, int n_rows, int n_threads) : n_tiles_(n_tiles), n_rows_(n_rows) {
   const int n_runs = (n_tiles + kTileRun - 1) / kTileRun;
-  const int n_parts = std::min(n_runs, 4 * n_threads());
-  const auto first_tile = [&](int part) {
-    const auto run = static_cast<std::int64_t>(n_runs) * part / n_parts;
-    return std::min(static_cast<int>(run) * kTileRun, n_tiles);
-  };
-  const std::size_t panel_floats = static_cast<std::size_t>(args.format.n_columns) * kLanes * kTileRun;
-  run_parts(n_parts, [&](int part) {
-    thread_local std::vector<float> panel;
-    if (panel.size() < panel_floats) panel.resize(panel_floats);
-    set.matmul_tiles(args, first_tile(part), first_tile(part + 1), panel.data());
-  });
+  const int n_wanted = kPartsPerThread * n_threads;
+  n_tile_parts_ = n_rows <= 2 ? std::min(n_runs, n_wanted) : n_runs;
+  n_row_parts_ = std::clamp((2 * n_wanted + n_runs - 1) / n_runs, 1, std::max(1, n_rows / kMinRowBlock));
 }
 
-KernelList supported_kernels() {
-  const KernelList built = built_kernels();
-  KernelList list{};
-  for (int i = 0; i < built.n_sets; ++i) {
-    if (built.sets[i]->is_supported()) list.sets[list.n_sets++] = built.sets[i];
+MatmulPart MatmulPlan::part(int index) const {
+  const int n_runs = (n_tiles_ + kTileRun - 1) / kTileRun;
+  const int t = index / n_row_parts_;
+  const int r = index % n_row_parts_;
+  return {share(n_runs, t, n_tile_parts_) * kTileRun,
+          std::min(share(n_runs, t + 1, n_tile_parts_) * kTileRun, n_tiles_), share(n_rows_, r, n_row_parts_),
+          share(n_rows_, r + 1, n_row_parts_)};
+}
+
+std::size_t panel_floats(const PackedFormat& format) {
+  return format.is_quantized() ? static_cast<std::size_t>(format.n_columns) * kLanes * kTileRun : 0;
+}
+
+void matmul(std::span<const MatmulArgs> products) {
+  const Kernels& set = kernels();
+  thread_local Scratch scratch;
+  thread_local std::vector<MatmulPlan> plans;
+  plans.clear();
+  std::size_t n_panel = 0;
+  int n_parts = 0;
+  for (const MatmulArgs& args : products) {
+    plans.emplace_back(args.format.n_tiles(), args.n_rows, n_threads());
+    n_parts += plans.back().n_parts();
+    n_panel = std::max(n_panel, panel_floats(args.format));
   }
-  return list;
-}
-
-const Kernels& kernels() {
-  static const Kernels& chosen = chosen_kernels();
-  return chosen;
+  float* panels = scratch.floats(n_panel * static_cast<std::size_t>(n_threads()));
+  run_parts(n_parts, [&, plan = plans.data()](int part, int thread) {
+    std::size_t p = 0;
+    for (; part >= plan[p].n_parts(); ++p) part -= plan[p].n_parts();
+    set.matmul_part(products[p], plan[p].part(part), panels + n_panel * static_cast<std::size_t>(thread));
+  });
 }
 
 }  // namespace memoir::kernels::cpu

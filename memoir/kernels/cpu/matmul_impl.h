@@ -1,62 +1,55 @@
 // The matrix product in terms of a vector type, included once by the file of each instruction set. Everything here is a
 // template over that type, so that no function compiled for one set can be taken for another's.
 
-#include <utility>
+#pragma once
+
+#include <algorithm>
 
 #include "memoir/kernels/cpu/matmul.h"
+#include "memoir/kernels/cpu/vector_impl.h"
 
 namespace memoir::kernels::cpu {
-
-template <int kCount, typename Function>
-[[gnu::always_inline]] inline void unrolled(const Function& function) {
-  [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
-    (function(std::integral_constant<int, i>{}), ...);
-  }
-  (std::make_integer_sequence<int, kCount>{});
-}
-
-template <typename S>
-[[gnu::always_inline]] inline typename S::F load_elements(Element element, const std::byte* p) {
-  if (element == Element::kF32) return S::load(reinterpret_cast<const float*>(p));
-  const auto* halves = reinterpret_cast<const std::uint16_t*>(p);
-  return element == Element::kF16 ? S::load_f16(halves) : S::load_bf16(halves);
-}
+namespace {
 
 // Column i of a block in one plane, one code for each row of the tile.
 template <typename S, int kBits, int i>
-[[gnu::always_inline]] inline typename S::I plane_codes(const std::byte* words) {
+[[gnu::always_inline]] inline typename S::I plane_bits(const std::byte* words) {  // and others above them
   constexpr int kPair = i % 16;
   constexpr int kPerWord = 16 / kBits;
   constexpr int kShift = kPair % kPerWord * kBits + i / 16 * 16;
   const typename S::I word = S::int_load(words + static_cast<std::size_t>(kPair / kPerWord) * kLanes * 4);
-  return S::int_and(S::template shift_right<kShift>(word), S::int_set((1 << kBits) - 1));
+  return S::template shift_right<kShift>(word);
+}
+
+template <typename S, int kBits, int i>
+[[gnu::always_inline]] inline typename S::I plane_codes(const std::byte* words) {
+  return S::int_and(plane_bits<S, kBits, i>(words), S::int_set((1 << kBits) - 1));
 }
 
 template <typename S, int kLow, int kHigh, int i>
-[[gnu::always_inline]] inline typename S::I block_codes(const std::byte* block) {
-  const typename S::I low = plane_codes<S, kLow, i>(block);
+[[gnu::always_inline]] inline typename S::F block_codes(const std::byte* block) {
   if constexpr (kHigh == 0) {
-    return low;
+    return S::template low_code<kLow>(plane_bits<S, kLow, i>(block));
   } else {
+    const typename S::I low = plane_codes<S, kLow, i>(block);
     const typename S::I high = plane_codes<S, kHigh, i>(block + static_cast<std::size_t>(kLow) * kLanes * 4);
-    return S::int_or(low, S::template shift_left<kLow>(high));
+    return S::to_float(S::int_or(low, S::template shift_left<kLow>(high)));
   }
 }
 
 template <typename S>
 void store_tile(const MatmulArgs& args, int row, int tile, typename S::F y) {
-  const int n_outputs = args.format.n_rows;
   const int first = tile * kLanes;
-  float* out = args.y + static_cast<std::size_t>(row) * static_cast<std::size_t>(n_outputs) + first;
-  if (first + kLanes <= n_outputs) {
-    S::store(out, args.bias ? S::add(y, S::load(args.bias + first)) : y);
-    return;
+  const int n_here = std::min(kLanes, args.format.n_rows - first);
+  const std::size_t at =
+      static_cast<std::size_t>(row) * static_cast<std::size_t>(args.row_stride()) + static_cast<std::size_t>(first);
+  if (args.bias) y = S::add(y, load_some<S>(args.bias + first, n_here));
+  if (args.residual) {
+    const std::size_t from =
+        static_cast<std::size_t>(row) * static_cast<std::size_t>(args.format.n_rows) + static_cast<std::size_t>(first);
+    y = S::add(y, load_some<S>(args.residual + from, n_here));
   }
-  float lanes[kLanes];
-  S::store(lanes, y);
-  for (int lane = 0; first + lane < n_outputs; ++lane) {
-    out[lane] = args.bias ? lanes[lane] + args.bias[first + lane] : lanes[lane];
-  }
+  store_some<S>(args.y + at, n_here, y);
 }
 
 // The sums of kRows rows against kTiles tiles while the columns pass by, in registers.
@@ -107,7 +100,7 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
         typename S::F w[kTiles];
         unrolled<kTiles>([&](auto t) __attribute__((always_inline)) {
           const auto codes = block_codes<S, kLow, kHigh, i>(at + static_cast<std::size_t>(t) * tile_bytes);
-          w[t] = S::fma(S::to_float(codes), scale[t], bias[t]);
+          w[t] = S::fma(codes, scale[t], bias[t]);
         });
         sums.add(w, x + i, n_columns);
       });
@@ -128,7 +121,7 @@ void unpack_tile(const PackedFormat& format, const std::byte* at, float* panel) 
     for (int k = 0; k < format.group_size; k += kBlock, at += block_bytes, panel += kBlock * kLanes) {
       unrolled<kBlock>([&](auto i) __attribute__((always_inline)) {
         const auto codes = block_codes<S, kLow, kHigh, i>(at);
-        S::store(panel + static_cast<std::size_t>(i) * kLanes, S::fma(S::to_float(codes), scale, bias));
+        S::store(panel + static_cast<std::size_t>(i) * kLanes, S::fma(codes, scale, bias));
       });
     }
   }
@@ -151,45 +144,46 @@ void dense_rows(const MatmulArgs& args, const std::byte* at, std::size_t tile_by
 }
 
 template <typename S, Element kElement, int kTiles>
-void dense_run(const MatmulArgs& args, const std::byte* at, std::size_t tile_bytes, int tile) {
-  int row = 0;
-  for (; row + S::kRows <= args.n_rows; row += S::kRows) {
+void dense_run(const MatmulArgs& args, const std::byte* at, std::size_t tile_bytes, int tile, const MatmulPart& part) {
+  int row = part.row_begin;
+  for (; row + S::kRows <= part.row_end; row += S::kRows) {
     dense_rows<S, kElement, S::kRows, kTiles>(args, at, tile_bytes, tile, row);
   }
-  for (; row + 2 <= args.n_rows; row += 2) dense_rows<S, kElement, 2, kTiles>(args, at, tile_bytes, tile, row);
-  if (row < args.n_rows) dense_rows<S, kElement, 1, kTiles>(args, at, tile_bytes, tile, row);
+  for (; row + 2 <= part.row_end; row += 2) dense_rows<S, kElement, 2, kTiles>(args, at, tile_bytes, tile, row);
+  if (row < part.row_end) dense_rows<S, kElement, 1, kTiles>(args, at, tile_bytes, tile, row);
 }
 
 // kTiles tiles from `tile` on, whatever the format.
 template <typename S, int kLow, int kHigh, int kTiles>
-void quantized_run(const MatmulArgs& args, int tile, float* panel) {
-  if (args.n_rows == 1) return quantized_rows<S, kLow, kHigh, 1, kTiles>(args, tile, 0);
-  if (args.n_rows == 2) return quantized_rows<S, kLow, kHigh, 2, kTiles>(args, tile, 0);
-  const std::size_t panel_floats = static_cast<std::size_t>(args.format.n_columns) * kLanes;
+void quantized_run(const MatmulArgs& args, int tile, const MatmulPart& part, float* panel) {
+  const int n_rows = part.row_end - part.row_begin;
+  if (n_rows == 1) return quantized_rows<S, kLow, kHigh, 1, kTiles>(args, tile, part.row_begin);
+  if (n_rows == 2) return quantized_rows<S, kLow, kHigh, 2, kTiles>(args, tile, part.row_begin);
+  const std::size_t tile_floats = static_cast<std::size_t>(args.format.n_columns) * kLanes;
   for (int t = 0; t < kTiles; ++t) {
     unpack_tile<S, kLow, kHigh>(args.format,
                                 args.weights + static_cast<std::size_t>(tile + t) * args.format.tile_bytes(),
-                                panel + static_cast<std::size_t>(t) * panel_floats);
+                                panel + static_cast<std::size_t>(t) * tile_floats);
   }
-  dense_run<S, Element::kF32, kTiles>(args, reinterpret_cast<const std::byte*>(panel), panel_floats * 4, tile);
+  dense_run<S, Element::kF32, kTiles>(args, reinterpret_cast<const std::byte*>(panel), tile_floats * 4, tile, part);
 }
 
 template <typename S, int kTiles>
-void run(const MatmulArgs& args, int tile, float* panel) {
+void run(const MatmulArgs& args, int tile, const MatmulPart& part, float* panel) {
   const PackedFormat& format = args.format;
   switch (format.bits) {
     case 2:
-      return quantized_run<S, 2, 0, kTiles>(args, tile, panel);
+      return quantized_run<S, 2, 0, kTiles>(args, tile, part, panel);
     case 3:
-      return quantized_run<S, 2, 1, kTiles>(args, tile, panel);
+      return quantized_run<S, 2, 1, kTiles>(args, tile, part, panel);
     case 4:
-      return quantized_run<S, 4, 0, kTiles>(args, tile, panel);
+      return quantized_run<S, 4, 0, kTiles>(args, tile, part, panel);
     case 5:
-      return quantized_run<S, 4, 1, kTiles>(args, tile, panel);
+      return quantized_run<S, 4, 1, kTiles>(args, tile, part, panel);
     case 6:
-      return quantized_run<S, 4, 2, kTiles>(args, tile, panel);
+      return quantized_run<S, 4, 2, kTiles>(args, tile, part, panel);
     case 8:
-      return quantized_run<S, 8, 0, kTiles>(args, tile, panel);
+      return quantized_run<S, 8, 0, kTiles>(args, tile, part, panel);
     default:
       break;
   }
@@ -197,19 +191,20 @@ void run(const MatmulArgs& args, int tile, float* panel) {
   const std::byte* at = args.weights + static_cast<std::size_t>(tile) * tile_bytes;
   switch (format.element) {
     case Element::kF32:
-      return dense_run<S, Element::kF32, kTiles>(args, at, tile_bytes, tile);
+      return dense_run<S, Element::kF32, kTiles>(args, at, tile_bytes, tile, part);
     case Element::kF16:
-      return dense_run<S, Element::kF16, kTiles>(args, at, tile_bytes, tile);
+      return dense_run<S, Element::kF16, kTiles>(args, at, tile_bytes, tile, part);
     case Element::kBF16:
-      return dense_run<S, Element::kBF16, kTiles>(args, at, tile_bytes, tile);
+      return dense_run<S, Element::kBF16, kTiles>(args, at, tile_bytes, tile, part);
   }
 }
 
 template <typename S>
-void matmul_tiles(const MatmulArgs& args, int begin, int end, float* panel) {
-  int tile = begin;
-  for (; tile + kTileRun <= end; tile += kTileRun) run<S, kTileRun>(args, tile, panel);
-  for (; tile < end; ++tile) run<S, 1>(args, tile, panel);
+void matmul_part(const MatmulArgs& args, const MatmulPart& part, float* panel) {
+  int tile = part.tile_begin;
+  for (; tile + kTileRun <= part.tile_end; tile += kTileRun) run<S, kTileRun>(args, tile, part, panel);
+  for (; tile < part.tile_end; ++tile) run<S, 1>(args, tile, part, panel);
 }
 
+}  // namespace
 }  // namespace memoir::kernels::cpu

@@ -60,17 +60,6 @@ Codes block_codes(const std::uint32_t* words, int bits) {
   return codes;
 }
 
-float element_at(Element element, const std::byte* values, std::size_t i) {
-  if (element == Element::kF32) {
-    float value = 0;
-    std::memcpy(&value, values + i * 4, 4);
-    return value;
-  }
-  std::uint16_t half = 0;
-  std::memcpy(&half, values + i * 2, 2);
-  return element == Element::kF16 ? float16_to_float(half) : bfloat16_to_float(half);
-}
-
 void pack_block(int bits, const Codes& codes, int lane, std::uint32_t* block) {
   for (const Plane& plane : planes_of(bits)) {
     if (plane.bits == 0) continue;
@@ -103,6 +92,17 @@ void for_each_tile(const PackedFormat& format, std::byte* out, const PackRow& pa
 }
 
 }  // namespace
+
+float element_at(Element element, const std::byte* values, std::size_t i) {
+  if (element == Element::kF32) {
+    float value = 0;
+    std::memcpy(&value, values + i * 4, 4);
+    return value;
+  }
+  std::uint16_t half = 0;
+  std::memcpy(&half, values + i * 2, 2);
+  return element == Element::kF16 ? float16_to_float(half) : bfloat16_to_float(half);
+}
 
 void pack_dense(const PackedFormat& format, const std::byte* values, std::byte* out) {
   const std::size_t size = element_bytes(format.element);

@@ -30,6 +30,9 @@ constexpr std::size_t element_bytes(Element element) {
   return element == Element::kF32 ? 4 : 2;
 }
 
+/// Element i of `values`.
+float element_at(Element element, const std::byte* values, std::size_t i);
+
 struct PackedFormat {
   int n_rows;
   int n_columns;

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <mutex>
+#include <system_error>
 
 #include "memoir/kernels/cpu/pause.h"
 #include "memoir/kernels/cpu/threads.h"
@@ -9,60 +10,100 @@
 namespace memoir::kernels::cpu {
 namespace {
 
-// A worker looks for the next job this often before it sleeps: some tens of microseconds, longer than the pause between
-// two operations of a decode step and much shorter than a system call pays off.
-constexpr int kSpins = 4000;
+// Looks at something that another thread is about to change: with pauses first, then letting other threads run, which
+// is what they need where there are more of them than cores. Returns false when that has taken longer than the pause
+// between two operations of a decode step, so that sleeping is cheaper.
+template <typename Condition>
+bool watch(const Condition& has_changed) {
+  constexpr int kPauses = 2000;
+  constexpr int kYields = 50;
+  for (int i = 0; i < kPauses; ++i) {
+    if (has_changed()) return true;
+    pause();
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (has_changed()) return true;
+    std::this_thread::yield();
+  }
+  return false;
+}
 
 }  // namespace
 
 Pool::Pool(int n_threads) {
-  for (int i = 1; i < n_threads; ++i) workers_.emplace_back([this] { work(); });
+  workers_.reserve(static_cast<std::size_t>(n_threads));
+  try {
+    for (int i = 1; i < n_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error&) {
+    // No more threads to be had: those that started do the work.
+  }
 }
 
 Pool::~Pool() {
   is_ending_ = true;
-  generation_.fetch_add(1);
-  generation_.notify_all();
+  n_jobs_.fetch_add(1);
+  n_jobs_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
-void Pool::take_parts() {
-  for (int part = next_part_.fetch_add(1); part < n_parts_; part = next_part_.fetch_add(1)) job_(context_, part);
+void Pool::take_parts(int thread) {
+  const int n_parts = n_parts_;
+  for (int part = next_part_.fetch_add(1); part < n_parts; part = next_part_.fetch_add(1)) job_(context_, part, thread);
 }
 
-void Pool::work() {
-  std::uint32_t seen = 0;
+// Enters the present job if it is open and newer than the one `seen`.
+bool Pool::enter(std::uint64_t& seen) {
+  std::uint64_t state = state_.load();
+  while ((state & kOpen) != 0 && state / kNextJob != seen) {
+    if (!state_.compare_exchange_weak(state, state + 1)) continue;
+    seen = state / kNextJob;
+    return true;
+  }
+  return false;
+}
+
+void Pool::work(int thread) {
+  std::uint64_t seen = 0;
   while (true) {
-    for (int spin = 0; spin < kSpins && generation_.load(std::memory_order_acquire) == seen; ++spin) pause();
-    generation_.wait(seen);
-    seen = generation_.load();
+    const std::uint32_t n_jobs = n_jobs_.load();
     if (is_ending_) return;
-    take_parts();
-    n_working_.fetch_sub(1);
+    if (enter(seen)) {
+      take_parts(thread);
+      state_.fetch_sub(1);
+    }
+    if (!watch([&] { return n_jobs_.load(std::memory_order_acquire) != n_jobs; })) n_jobs_.wait(n_jobs);
   }
 }
 
 void Pool::run(int n_parts, Job job, const void* context) {
   if (workers_.empty() || n_parts <= 1) {
-    for (int part = 0; part < n_parts; ++part) job(context, part);
+    for (int part = 0; part < n_parts; ++part) job(context, part, 0);
     return;
   }
   job_ = job;
   context_ = context;
   n_parts_ = n_parts;
   next_part_ = 0;
-  n_working_ = static_cast<int>(workers_.size());
-  generation_.fetch_add(1);
-  generation_.notify_all();
-  take_parts();
-  while (n_working_.load() > 0) pause();
+  state_ = (state_.load() / kNextJob + 1) * kNextJob + kOpen;
+  n_jobs_.fetch_add(1);
+  n_jobs_.notify_all();
+  take_parts(0);
+  state_.fetch_and(~kOpen);
+  const auto is_done = [this] { return (state_.load() & kInside) == 0; };
+  while (!watch(is_done)) {
+  }
 }
 
 void run_parts(int n_parts, Pool::Job job, const void* context) {
   static std::mutex turn;
   static std::unique_ptr<Pool> pool;
+  static int n_wanted = 0;
   const std::lock_guard lock(turn);
-  if (!pool || pool->n_threads() != n_threads()) pool = std::make_unique<Pool>(n_threads());
+  if (!pool || n_wanted != n_threads()) {
+    n_wanted = n_threads();
+    pool.reset();
+    pool = std::make_unique<Pool>(n_wanted);
+  }
   pool->run(n_parts, job, context);
 }
 

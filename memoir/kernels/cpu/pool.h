@@ -2,21 +2,25 @@
 
 // The threads of the CPU kernels. One pool for the process; its workers sleep when there is nothing to do.
 //
+// A job is a number of parts that any thread may take. The caller takes parts too and waits only for workers that have
+// taken one: a worker that the system hasn't run in time is not waited for.
 // Threads: run_parts() may be called from any thread; calls take turns. Pool itself: one thread at a time.
 
 #include <atomic>
 #include <cstdint>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace memoir::kernels::cpu {
 
 class Pool {
  public:
-  /// Does one part of a job, 0 <= part < n_parts.
-  using Job = void (*)(const void* context, int part);
+  /// Does one part of a job, 0 <= part < n_parts, on a thread, 0 <= thread < n_threads(): two parts that run at the
+  /// same time have different ones.
+  using Job = void (*)(const void* context, int part, int thread);
 
-  /// n_threads >= 1 counts the calling thread.
+  /// n_threads >= 1 counts the calling thread. Fewer where the system refuses to start one.
   explicit Pool(int n_threads);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -24,21 +28,27 @@ class Pool {
 
   int n_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  /// Calls job(context, part) for every part, on any thread and in any order, and returns when all are done. What the
-  /// parts write must not overlap. The job must not throw.
+  /// Calls job(context, part, thread) for every part, in any order, and returns when all are done. What the parts
+  /// write must not overlap. The job must not throw.
   void run(int n_parts, Job job, const void* context);
 
  private:
-  void work();
-  void take_parts();
+  void work(int thread);
+  bool enter(std::uint64_t& seen);
+  void take_parts(int thread);
+
+  // A job's number in the upper half; kOpen while workers may enter it; below, how many are in it.
+  static constexpr std::uint64_t kOpen = std::uint64_t{1} << 31;
+  static constexpr std::uint64_t kInside = kOpen - 1;
+  static constexpr std::uint64_t kNextJob = std::uint64_t{1} << 32;
 
   std::vector<std::thread> workers_;
   Job job_ = nullptr;
   const void* context_ = nullptr;
   int n_parts_ = 0;
-  std::atomic<int> next_part_{0};
-  std::atomic<int> n_working_{0};
-  std::atomic<std::uint32_t> generation_{0};
+  alignas(64) std::atomic<int> next_part_{0};
+  alignas(64) std::atomic<std::uint64_t> state_{0};
+  std::atomic<std::uint32_t> n_jobs_{0};  // what sleepers wait for
   std::atomic<bool> is_ending_{false};
 };
 
@@ -46,10 +56,20 @@ class Pool {
 /// to be called from inside a job.
 void run_parts(int n_parts, Pool::Job job, const void* context);
 
+/// The same for anything that can be called with (part) or (part, thread), thread < n_threads().
 template <typename Callable>
 void run_parts(int n_parts, const Callable& job) {
   run_parts(
-      n_parts, [](const void* context, int part) { (*static_cast<const Callable*>(context))(part); }, &job);
+      n_parts,
+      [](const void* context, int part, int thread) {
+        const auto& call = *static_cast<const Callable*>(context);
+        if constexpr (std::is_invocable_v<const Callable&, int, int>) {
+          call(part, thread);
+        } else {
+          call(part);
+        }
+      },
+      &job);
 }
 
 }  // namespace memoir::kernels::cpu

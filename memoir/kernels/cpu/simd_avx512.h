@@ -20,6 +20,13 @@ struct Avx512 {
   static F load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  /// a > b ? a : b.
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  /// a < b ? x : y.
+  static F less(F a, F b, F x, F y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x); }
   /// a * b + c, rounded once.
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 
@@ -33,6 +40,7 @@ struct Avx512 {
 
   static I int_load(const void* p) { return _mm512_loadu_si512(p); }
   static I int_set(std::int32_t value) { return _mm512_set1_epi32(value); }
+  static I int_add(I a, I b) { return _mm512_add_epi32(a, b); }
   static I int_or(I a, I b) { return _mm512_or_si512(a, b); }
   static I int_and(I a, I b) { return _mm512_and_si512(a, b); }
   template <int kBits>
@@ -44,6 +52,42 @@ struct Avx512 {
     return _mm512_slli_epi32(a, kBits);
   }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+  static I bits_of(F a) { return _mm512_castps_si512(a); }
+  static F from_bits(I a) { return _mm512_castsi512_ps(a); }
+
+  /// The codes of kBits <= 4 bits in the low bits of each lane as floats: a table look-up that ignores the bits above.
+  template <int kBits>
+  static F low_code(I a) {
+    const F table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    if constexpr (kBits == 4) return _mm512_permutexvar_ps(a, table);
+    return to_float(int_and(a, int_set((1 << kBits) - 1)));
+  }
+
+  /// rows[i] lane j <-> rows[j] lane i.
+  static void transpose(F (&rows)[16]) {
+    F t[16];
+    for (int i = 0; i < 16; i += 4) {
+      const __m512d ab_low = _mm512_castps_pd(_mm512_unpacklo_ps(rows[i], rows[i + 1]));
+      const __m512d ab_high = _mm512_castps_pd(_mm512_unpackhi_ps(rows[i], rows[i + 1]));
+      const __m512d cd_low = _mm512_castps_pd(_mm512_unpacklo_ps(rows[i + 2], rows[i + 3]));
+      const __m512d cd_high = _mm512_castps_pd(_mm512_unpackhi_ps(rows[i + 2], rows[i + 3]));
+      t[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_low, cd_low));
+      t[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab_low, cd_low));
+      t[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high));
+      t[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high));
+    }
+    // t[4 q + c]: in its quarter p the rows 4 q .. 4 q + 3 of column 4 p + c.
+    for (int c = 0; c < 4; ++c) {
+      const F even_01 = _mm512_shuffle_f32x4(t[c], t[4 + c], 0x88);
+      const F odd_01 = _mm512_shuffle_f32x4(t[c], t[4 + c], 0xdd);
+      const F even_23 = _mm512_shuffle_f32x4(t[8 + c], t[12 + c], 0x88);
+      const F odd_23 = _mm512_shuffle_f32x4(t[8 + c], t[12 + c], 0xdd);
+      rows[c] = _mm512_shuffle_f32x4(even_01, even_23, 0x88);
+      rows[4 + c] = _mm512_shuffle_f32x4(odd_01, odd_23, 0x88);
+      rows[8 + c] = _mm512_shuffle_f32x4(even_01, even_23, 0xdd);
+      rows[12 + c] = _mm512_shuffle_f32x4(odd_01, odd_23, 0xdd);
+    }
+  }
 };
 
 }  // namespace memoir::kernels::cpu

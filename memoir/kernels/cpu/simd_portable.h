@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "memoir/base/half.h"
 
@@ -31,6 +32,23 @@ struct Portable {
   static F add(F a, F b) {
     return each([&](int i) { return a.lane[i] + b.lane[i]; });
   }
+  static F sub(F a, F b) {
+    return each([&](int i) { return a.lane[i] - b.lane[i]; });
+  }
+  static F mul(F a, F b) {
+    return each([&](int i) { return a.lane[i] * b.lane[i]; });
+  }
+  static F div(F a, F b) {
+    return each([&](int i) { return a.lane[i] / b.lane[i]; });
+  }
+  /// a > b ? a : b.
+  static F max(F a, F b) {
+    return each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+  }
+  /// a < b ? x : y.
+  static F less(F a, F b, F x, F y) {
+    return each([&](int i) { return a.lane[i] < b.lane[i] ? x.lane[i] : y.lane[i]; });
+  }
   static F fma(F a, F b, F c) {
     return each([&](int i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
   }
@@ -49,6 +67,9 @@ struct Portable {
   static I int_set(std::int32_t value) {
     return int_each([&](int) { return static_cast<std::uint32_t>(value); });
   }
+  static I int_add(I a, I b) {
+    return int_each([&](int i) { return bits(a, i) + bits(b, i); });
+  }
   static I int_or(I a, I b) {
     return int_each([&](int i) { return bits(a, i) | bits(b, i); });
   }
@@ -65,6 +86,29 @@ struct Portable {
   }
   static F to_float(I a) {
     return each([&](int i) { return static_cast<float>(a.lane[i]); });
+  }
+  static I bits_of(F a) {
+    I bits;
+    std::memcpy(bits.lane, a.lane, sizeof(a.lane));
+    return bits;
+  }
+  static F from_bits(I a) {
+    F value;
+    std::memcpy(value.lane, a.lane, sizeof(a.lane));
+    return value;
+  }
+
+  /// The codes of kBits bits in the low bits of each lane as floats.
+  template <int kBits>
+  static F low_code(I a) {
+    return to_float(int_and(a, int_set((1 << kBits) - 1)));
+  }
+
+  /// rows[i] lane j <-> rows[j] lane i.
+  static void transpose(F (&rows)[16]) {
+    for (int i = 0; i < 16; ++i) {
+      for (int j = 0; j < i; ++j) std::swap(rows[i].lane[j], rows[j].lane[i]);
+    }
   }
 
  private:

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes tests/data/sampler_golden.json: token sequences by the formulas of memoir/engine/sampler.h.
+"""Writes sampler_golden.json beside this file: token sequences by the formulas of memoir/engine/sampler.h.
 
 Written for plainness, to check the C++ against: every step sorts the whole vocabulary, sums with fsum and uses the
-platform's exp. Only Python's standard library. Run from the repository's root: python3 tools/sampler_reference.py
+platform's exp. Only Python's standard library.
 """
 
 import json
 import math
+import pathlib
 import struct
 
 MASK = (1 << 64) - 1
@@ -145,7 +146,7 @@ def main():
             tokens.append(sample(logits, history, case, generator))
             history.append(tokens[-1])
         lines.append(json.dumps({"name": name, **case, "tokens": tokens}))
-    with open("tests/data/sampler_golden.json", "w") as file:
+    with open(pathlib.Path(__file__).parent / "sampler_golden.json", "w") as file:
         file.write("[\n" + ",\n".join(lines) + "\n]\n")
 
 

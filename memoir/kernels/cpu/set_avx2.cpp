@@ -1,5 +1,7 @@
+#include "memoir/kernels/cpu/attention_impl.h"
 #include "memoir/kernels/cpu/kernel_sets.h"
 #include "memoir/kernels/cpu/matmul_impl.h"
+#include "memoir/kernels/cpu/rows_impl.h"
 #include "memoir/kernels/cpu/simd_avx2.h"
 
 namespace memoir::kernels::cpu {
@@ -11,6 +13,7 @@ bool is_supported() {
 
 }  // namespace
 
-const Kernels kAvx2 = {"avx2", is_supported, matmul_tiles<Avx2>};
+const Kernels kAvx2 = {"avx2",           is_supported,   matmul_part<Avx2>,    norm_row<Avx2>,
+                       rotate_row<Avx2>, gate_row<Avx2>, attention_part<Avx2>, merge_blocks<Avx2>};
 
 }  // namespace memoir::kernels::cpu

@@ -1,0 +1,177 @@
+// The rows of a block of positions, found and made ready for attention. Included as matmul_impl.h is.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+
+#include "memoir/kernels/cpu/attention.h"
+#include "memoir/kernels/cpu/vector_impl.h"
+
+namespace memoir::kernels::cpu {
+namespace {
+
+constexpr int kNoRow = -1;
+
+// The rows of a block's 64 positions.
+struct BlockRows {
+  int row[kBlockPositions];      // in the buffer, or kNoRow
+  int ordinal[kBlockPositions];  // among all rows, for masks
+  std::uint64_t stored = 0;      // bit c: position c of the block has a row
+  int begin_row = kNoRow;        // row of position c is begin_row + c for all that are stored; kNoRow if not so simple
+};
+
+std::uint64_t bits_from_to(int begin, int end) {
+  const int low = std::clamp(begin, 0, kBlockPositions);
+  const int high = std::clamp(end, 0, kBlockPositions);
+  if (high <= low) return 0;
+  const std::uint64_t below_high = high == kBlockPositions ? ~std::uint64_t{0} : (std::uint64_t{1} << high) - 1;
+  const std::uint64_t below_low = (std::uint64_t{1} << low) - 1;
+  return below_high & ~below_low;
+}
+
+BlockRows rows_of_block(const AttentionArgs& args, int first) {
+  BlockRows rows;
+  std::fill(std::begin(rows.row), std::end(rows.row), kNoRow);
+  int n_before = 0;
+  int n_ranges_in = 0;
+  for (const KvRange& range : args.ranges) {
+    const int begin = std::max(range.first_position, first);
+    const int end = std::min(range.first_position + range.n_rows, first + kBlockPositions);
+    for (int position = begin; position < end; ++position) {
+      rows.row[position - first] = range.begin_row + position - range.first_position;
+      rows.ordinal[position - first] = n_before + position - range.first_position;
+    }
+    if (begin < end) {
+      rows.stored |= bits_from_to(begin - first, end - first);
+      rows.begin_row = range.begin_row + first - range.first_position;
+      ++n_ranges_in;
+    }
+    n_before += range.n_rows;
+  }
+  if (n_ranges_in != 1) rows.begin_row = kNoRow;
+  return rows;
+}
+
+// Bit c: the query at this position sees position `first` + c, masks aside.
+std::uint64_t visible_positions(const AttentionArgs& args, int position, int first) {
+  std::uint64_t visible = args.is_causal ? bits_from_to(0, position + 1 - first) : ~std::uint64_t{0};
+  if (args.window > 0) {
+    const std::uint64_t kept = bits_from_to(0, args.keep - first);
+    visible &= kept | bits_from_to(position + 1 - args.window - first, kBlockPositions);
+  }
+  if (args.chunk > 0) {
+    const int begin = position / args.chunk * args.chunk;
+    visible &= bits_from_to(begin - first, begin + args.chunk - first);
+  }
+  return visible;
+}
+
+// 16 consecutive codes of MLX's form from code `index` of a row on, low bits first.
+template <typename S>
+typename S::I codes_at(const std::uint32_t* words, int bits, int index) {
+  std::int32_t codes[kLanes];
+  const std::uint32_t mask = (1U << bits) - 1U;
+  int bit = index * bits;
+  for (std::int32_t& code : codes) {
+    const int word = bit / 32;
+    const int shift = bit % 32;
+    std::uint32_t value = words[word] >> shift;
+    if (shift + bits > 32) value |= words[word + 1] << (32 - shift);
+    code = static_cast<std::int32_t>(value & mask);
+    bit += bits;
+  }
+  return S::int_load(codes);
+}
+
+template <typename S>
+void unpack_codes(const KvRows& rows, const std::uint32_t* words, std::ptrdiff_t scale_at, float* out) {
+  const std::size_t size = element_bytes(rows.element);
+  for (int i = 0; i < rows.dim; i += kLanes) {
+    const std::ptrdiff_t at = (scale_at + i / rows.group_size) * static_cast<std::ptrdiff_t>(size);
+    const typename S::F scale = S::set(element_at(rows.element, static_cast<const std::byte*>(rows.scales) + at, 0));
+    const typename S::F bias = S::set(element_at(rows.element, static_cast<const std::byte*>(rows.biases) + at, 0));
+    S::store(out + i, S::fma(S::to_float(codes_at<S>(words, rows.bits, i)), scale, bias));
+  }
+}
+
+// Row `row` of a head as float32: where it lies, or in `buffer` (dim floats, rounded up to lanes and filled with
+// zeros).
+template <typename S>
+const float* float_row(const KvRows& rows, int head, int row, float* buffer) {
+  const std::ptrdiff_t at = head * rows.head_stride + row * rows.row_stride;
+  if (rows.bits > 0) {
+    const std::ptrdiff_t scale_at = head * rows.scale_head_stride + row * rows.scale_row_stride;
+    unpack_codes<S>(rows, static_cast<const std::uint32_t*>(rows.data) + at, scale_at, buffer);
+    return buffer;
+  }
+  if (rows.element == Element::kF32) return static_cast<const float*>(rows.data) + at;
+  const auto* halves = static_cast<const std::uint16_t*>(rows.data) + at;
+  const auto load = [&](const std::uint16_t* p) __attribute__((always_inline)) {
+    return rows.element == Element::kF16 ? S::load_f16(p) : S::load_bf16(p);
+  };
+  int i = 0;
+  for (; i + kLanes <= rows.dim; i += kLanes) S::store(buffer + i, load(halves + i));
+  if (i == rows.dim) return buffer;
+  std::uint16_t lanes[kLanes] = {};
+  std::memcpy(lanes, halves + i, static_cast<std::size_t>(rows.dim - i) * sizeof(std::uint16_t));
+  S::store(buffer + i, load(lanes));
+  return buffer;
+}
+
+// keys_t[d][c]: element d of the key at position c of the block; zeros where there is none.
+template <typename S>
+void transpose_keys(const AttentionArgs& args, const BlockRows& rows, int kv_head, float* keys_t, float* buffer) {
+  const int dim = args.keys.dim;
+  const int padded = (dim + kLanes - 1) / kLanes * kLanes;
+  std::fill_n(buffer, padded, 0.0F);  // the row of a position that has none
+  for (int c = 0; c < kBlockPositions; c += kLanes) {
+    const float* row[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      row[i] = rows.row[c + i] == kNoRow ? buffer
+                                         : float_row<S>(args.keys, kv_head, rows.row[c + i],
+                                                        buffer + static_cast<std::ptrdiff_t>(i + 1) * padded);
+    }
+    int d = 0;
+    for (; d + kLanes <= dim; d += kLanes) {
+      typename S::F tile[kLanes];
+      for (int i = 0; i < kLanes; ++i) tile[i] = S::load(row[i] + d);
+      S::transpose(tile);
+      for (int i = 0; i < kLanes; ++i)
+        S::store(keys_t + static_cast<std::ptrdiff_t>(d + i) * kBlockPositions + c, tile[i]);
+    }
+    for (; d < dim; ++d) {
+      for (int i = 0; i < kLanes; ++i) keys_t[static_cast<std::ptrdiff_t>(d) * kBlockPositions + c + i] = row[i][d];
+    }
+  }
+}
+
+// The values of a block as float32 rows.
+struct ValueRows {
+  const float*
+      data;  // of position 0 of the block; only rows that are stored may be read, where it is the buffer itself
+  std::ptrdiff_t stride;
+};
+
+template <typename S>
+ValueRows value_rows(const AttentionArgs& args, const BlockRows& rows, int kv_head, float* copy) {
+  const KvRows& values = args.values;
+  if (values.bits == 0 && values.element == Element::kF32 && values.dim % kLanes == 0 && rows.begin_row != kNoRow) {
+    const auto* data = static_cast<const float*>(values.data) + kv_head * values.head_stride;
+    return {data + rows.begin_row * values.row_stride, values.row_stride};
+  }
+  const int padded = (values.dim + kLanes - 1) / kLanes * kLanes;
+  for (int c = 0; c < kBlockPositions; ++c) {
+    float* out = copy + static_cast<std::ptrdiff_t>(c) * padded;
+    const float* row = rows.row[c] == kNoRow ? nullptr : float_row<S>(values, kv_head, rows.row[c], out);
+    if (!row) std::fill_n(out, padded, 0.0F);
+    if (!row || row == out) continue;
+    std::fill(std::copy_n(row, values.dim, out), out + padded, 0.0F);
+  }
+  return {copy, padded};
+}
+
+}  // namespace
+}  // namespace memoir::kernels::cpu

@@ -1,0 +1,19 @@
+#include "memoir/kernels/cpu/attention_impl.h"
+#include "memoir/kernels/cpu/kernel_sets.h"
+#include "memoir/kernels/cpu/matmul_impl.h"
+#include "memoir/kernels/cpu/rows_impl.h"
+#include "memoir/kernels/cpu/simd_portable.h"
+
+namespace memoir::kernels::cpu {
+namespace {
+
+bool is_supported() {
+  return true;
+}
+
+}  // namespace
+
+const Kernels kPortable = {"portable",           is_supported,       matmul_part<Portable>,    norm_row<Portable>,
+                           rotate_row<Portable>, gate_row<Portable>, attention_part<Portable>, merge_blocks<Portable>};
+
+}  // namespace memoir::kernels::cpu

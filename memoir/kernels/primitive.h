@@ -1,0 +1,51 @@
+#pragma once
+
+// The base of memoir's own MLX operations: they run on the CPU stream of the calling thread, in float32.
+//
+// An operation's inputs may have any strides: floats_of() finds their elements where they lie, or has them copied
+// first, on the stream. MLX keeps inputs, outputs and temporaries alive until all that was queued has run.
+
+#include <mlx/array.h>
+#include <mlx/backend/cpu/encoder.h>
+#include <mlx/primitives.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace memoir::kernels {
+
+/// The stream that new operations of this thread are made on.
+mlx::core::Stream cpu_stream();
+
+/// x as float32: x itself where it is that already.
+mlx::core::array as_float(const mlx::core::array& x);
+
+class CpuPrimitive : public mlx::core::Primitive {
+ public:
+  using Primitive::Primitive;
+
+  /// Throws std::runtime_error: there is none; the functions that make these operations choose MLX's own on a GPU.
+  void eval_gpu(const std::vector<mlx::core::array>& inputs, std::vector<mlx::core::array>& outputs) override;
+
+ protected:
+  /// An output's memory, fresh.
+  static float* allocate(mlx::core::array& output);
+
+  /// Scratch of n floats for what is queued next.
+  float* temporary(std::size_t n_floats);
+
+  /// Float32 elements in row-major order: where they lie, or in a copy that is made when the work before it is done.
+  const float* floats_of(const mlx::core::array& a);
+
+  /// Queues `work` on the stream.
+  template <typename Work>
+  void queue(Work work) {
+    encoder().dispatch(std::move(work));
+  }
+
+ private:
+  mlx::core::cpu::CommandEncoder& encoder() { return mlx::core::cpu::get_command_encoder(stream()); }
+};
+
+}  // namespace memoir::kernels
