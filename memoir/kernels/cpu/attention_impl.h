@@ -37,9 +37,9 @@ void score_rows(const AttentionArgs& args, const float* const (&queries)[kRows],
     });
   }
   const typename S::F scale = S::set(args.scale);
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) S::store(scores[r] + v * kLanes, S::mul(sum[r][v], scale));
-  }
+  unrolled<kRows * kVectors>([&](auto i) __attribute__((always_inline)) {
+    S::store(scores[i / kVectors] + i % kVectors * kLanes, S::mul(sum[i / kVectors][i % kVectors], scale));
+  });
 }
 
 // Caps and masks a row of scores. Returns which positions are seen.
@@ -100,9 +100,9 @@ void weigh_values(const float (*weights)[kBlockPositions], const ValueRows& valu
                              __attribute__((always_inline)) { sum[r][v] = S::fma(weight, value[v], sum[r][v]); });
     });
   }
-  for (int r = 0; r < kRows; ++r) {
+  unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
     if (o[r]) merge_values<S, kVectors>(sum[r], factors[r].old_factor, factors[r].new_factor, o[r] + at);
-  }
+  });
 }
 
 // A block as float32, ready for any number of query rows.

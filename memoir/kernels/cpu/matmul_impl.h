@@ -69,10 +69,11 @@ struct Sums {
     });
   }
 
-  void store(const MatmulArgs& args, int row, int tile) const {
-    for (int r = 0; r < kRows; ++r) {
-      for (int t = 0; t < kTiles; ++t) store_tile<S>(args, row + r, tile + t, y[r][t]);
-    }
+  // Unrolled like the rest: an index that isn't a constant would keep the sums in memory.
+  [[gnu::always_inline]] void store(const MatmulArgs& args, int row, int tile) const {
+    unrolled<kRows * kTiles>([&](auto i) __attribute__((always_inline)) {
+      store_tile<S>(args, row + i / kTiles, tile + i % kTiles, y[i / kTiles][i % kTiles]);
+    });
   }
 };
 
