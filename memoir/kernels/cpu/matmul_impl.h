@@ -77,6 +77,10 @@ struct Sums {
   }
 };
 
+// How far ahead of its use a weight is asked for. The processor's own prefetcher stops at each page of 4 KiB, and a
+// tile is hardly longer; farther than this, and the beginning of the next run is asked for too late.
+constexpr std::size_t kPrefetchBytes = 2048;
+
 // kRows rows of x against kTiles tiles, the codes turned to weights on the way: for few rows.
 template <typename S, int kLow, int kHigh, int kRows, int kTiles>
 void quantized_rows(const MatmulArgs& args, int tile, int row) {
@@ -91,12 +95,17 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
   for (int g = 0; g < format.n_groups(); ++g) {
     typename S::F scale[kTiles];
     typename S::F bias[kTiles];
-    for (int t = 0; t < kTiles; ++t) {
+    unrolled<kTiles>([&](auto t) __attribute__((always_inline)) {
       scale[t] = load_elements<S>(format.element, at + static_cast<std::size_t>(t) * tile_bytes);
       bias[t] = load_elements<S>(format.element, at + static_cast<std::size_t>(t) * tile_bytes + scale_bytes);
-    }
+    });
     at += 2 * scale_bytes;
     for (int k = 0; k < format.group_size; k += kBlock, at += block_bytes, x += kBlock) {
+      unrolled<kTiles*(kLow + kHigh)>([&](auto i) __attribute__((always_inline)) {
+        __builtin_prefetch(at + static_cast<std::size_t>(i / (kLow + kHigh)) * tile_bytes + kPrefetchBytes +
+                               static_cast<std::size_t>(i % (kLow + kHigh)) * kLanes * 4,
+                           0, 3);
+      });
       unrolled<kBlock>([&](auto i) __attribute__((always_inline)) {
         typename S::F w[kTiles];
         unrolled<kTiles>([&](auto t) __attribute__((always_inline)) {
