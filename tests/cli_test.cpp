@@ -358,8 +358,12 @@ TEST_F(Cli, BenchPrintsItsFigures) {
   EXPECT_EQ(result["threads"], 1);
   EXPECT_EQ(result["model"], tiny());
   EXPECT_EQ(result["kv"], "f32");
+  EXPECT_EQ(result["batch"], 1);
   EXPECT_NE(run("bench -m " + tiny() + " --prompt 32 --decode 8 --repeat 1").out.find("decode tok/s"),
             std::string::npos);
+  const Outcome batch = run("bench -m " + tiny() + " --prompt 9 --decode 3 --repeat 1 --batch 3 --prefill-chunk 4");
+  EXPECT_EQ(batch.status, 0) << batch.err;
+  EXPECT_NE(batch.out.find("batch          3\n"), std::string::npos) << batch.out;
   EXPECT_NE(run("bench -m " + tiny() + " --prompt 4 --decode 1 --repeat 1").out.find("kv             f32\n"),
             std::string::npos);
 }

@@ -6,6 +6,7 @@
 #include "memoir/base/error.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/session.h"
+#include "memoir/kernels/device.h"
 #include "memoir/model/load.h"
 #include "tests/model_files.h"
 
@@ -300,6 +301,61 @@ TEST(LlamaFiles, NotAModelIsSaidSo) {
   EXPECT_MENTIONS(load_error(folder.path() / "text.gguf"), "text.gguf");
   test::write_file(folder.path() / "empty.gguf", "");
   EXPECT_MENTIONS(load_error(folder.path() / "empty.gguf"), "empty.gguf");
+}
+
+TEST_P(LlamaGolden, LogitsAreTheSameBitsInChunksOfAnySizeAndOnAnyThreads) {
+  const TemporaryFolder folder;
+  const model::LoadedModel loaded = model::load_model(copied_model(folder, GetParam().name, GetParam().config));
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < 150; ++i) tokens.push_back((i * 37 + 11) % loaded.model->config().vocab_size);
+  const int before = kernels::cpu_threads();
+  const mx::array whole = logits_in_chunks(*loaded.model, tokens, tokens.size());
+  for (const std::size_t n_chunk : {1U, 7U, 64U}) {
+    for (const int n_threads : {1, 2}) {
+      kernels::set_cpu_threads(n_threads);
+      EXPECT_TRUE(mx::array_equal(logits_in_chunks(*loaded.model, tokens, n_chunk), whole).item<bool>())
+          << "chunks of " << n_chunk << ", threads " << n_threads;
+    }
+  }
+  kernels::set_cpu_threads(before);
+}
+
+TEST_P(LlamaGolden, SequencesTogetherGiveTheBitsOfEachAlone) {
+  const TemporaryFolder folder;
+  const model::LoadedModel loaded = model::load_model(copied_model(folder, GetParam().name, GetParam().config));
+  constexpr int kSequences = 3;
+  constexpr int kTokens = 20;
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < kSequences * kTokens; ++i) tokens.push_back((i * 53 + 7) % loaded.model->config().vocab_size);
+  cache::ModelCache cache = loaded.model->make_cache();
+  const mx::array together = loaded.model->forward(tokens, cache, model::LogitRows::kAll, kSequences);
+  for (int i = 0; i < kSequences; ++i) {
+    engine::Session session(*loaded.model);
+    const auto own = std::span(tokens).subspan(static_cast<std::size_t>(i * kTokens), kTokens);
+    const mx::array alone = mx::squeeze(session.forward(own, model::LogitRows::kAll), 0);
+    EXPECT_TRUE(mx::array_equal(mx::take(together, i, 0), alone).item<bool>()) << "sequence " << i;
+  }
+  EXPECT_THROW(loaded.model->forward(tokens, cache, model::LogitRows::kAll, 7), std::invalid_argument);
+  EXPECT_THROW(loaded.model->forward(tokens, cache, model::LogitRows::kAll, 0), std::invalid_argument);
+  EXPECT_THROW(loaded.model->forward(tokens, cache, model::LogitRows::kAll, 2), std::invalid_argument);
+  EXPECT_EQ(cache.offset(), kTokens);
+}
+
+// No step may copy what it has cached: the peak above the standing memory is the same after many tokens as after few.
+TEST(Forward, ADecodeStepAllocatesNothingThatGrowsWithTheContext) {
+  const model::LoadedModel loaded = model::load_model(test::data("llama"));
+  std::map<int, std::size_t> peak;
+  for (const int n_tokens : {20, 230}) {
+    engine::Session session(*loaded.model);
+    mx::eval(session.forward(std::vector<TokenId>(static_cast<std::size_t>(n_tokens), 5), model::LogitRows::kLast));
+    for (int step = 0; step < 4; ++step) {
+      mx::reset_peak_memory();
+      const std::size_t before = mx::get_active_memory();
+      mx::eval(session.forward(std::vector<TokenId>{7}, model::LogitRows::kLast));
+      peak[n_tokens] = std::max(peak[n_tokens], mx::get_peak_memory() - before);
+    }
+  }
+  EXPECT_EQ(peak[20], peak[230]);
 }
 
 TEST(Forward, RefusesTokensAndLeavesTheCacheAsItWas) {

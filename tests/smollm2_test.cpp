@@ -8,6 +8,7 @@
 #include "memoir/engine/conversation.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/session.h"
+#include "memoir/kernels/device.h"
 #include "memoir/model/load.h"
 #include "memoir/text/chat_template.h"
 #include "tests/model_files.h"
@@ -68,6 +69,28 @@ TEST_F(SmolLM2, LogitsAgreeWithTheReference) {
     const mx::array last = mx::take(logits, static_cast<int>(ids.size()) - 1, 0);
     EXPECT_LT(mx::max(mx::abs(mx::subtract(last, expected_.at(prefix + "last_logits")))).item<float>(), kTolerance);
   }
+}
+
+TEST_F(SmolLM2, LogitsAreTheSameBitsInChunksOfAnySizeAndOnAnyThreads) {
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < 140; ++i) tokens.push_back(100 + i * 211);
+  const auto logits = [&](std::size_t n_chunk) {
+    engine::Session session(model());
+    std::vector<mx::array> parts;
+    for (std::size_t begin = 0; begin < tokens.size(); begin += n_chunk) {
+      const auto chunk = std::span(tokens).subspan(begin, std::min(n_chunk, tokens.size() - begin));
+      parts.push_back(session.forward(chunk, model::LogitRows::kAll));
+      mx::eval(parts.back());
+    }
+    return mx::concatenate(parts, 1);
+  };
+  const int before = kernels::cpu_threads();
+  const mx::array whole = logits(tokens.size());
+  for (const std::size_t n_chunk : {1U, 7U, 64U}) {
+    kernels::set_cpu_threads(n_chunk == 7 ? 1 : 2);
+    EXPECT_TRUE(mx::array_equal(logits(n_chunk), whole).item<bool>()) << "chunks of " << n_chunk;
+  }
+  kernels::set_cpu_threads(before);
 }
 
 TEST_F(SmolLM2, GreedyTokensAgreeWithTheReference) {

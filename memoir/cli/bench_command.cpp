@@ -1,8 +1,12 @@
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "memoir/base/error.h"
 #include "memoir/cli/commands.h"
@@ -25,6 +29,7 @@ struct BenchArguments {
   RunOptions run;
   int n_prompt = 512;
   int n_decode = 64;
+  int n_batch = 1;
   int n_repeat = 5;
   int prefill_chunk = 512;
   bool is_json = false;
@@ -75,6 +80,49 @@ void measure(const model::Model& model, const BenchArguments& arguments, Measure
   measured.kv = dtype_name(session.cache().state().at(0).dtype());
 }
 
+// The likeliest token of each sequence. logits: [B, 1, V].
+std::vector<TokenId> likeliest(const mx::array& logits) {
+  const mx::array tokens = mx::astype(mx::argmax(logits, -1), mx::int32);
+  mx::eval(tokens);
+  return {tokens.data<std::int32_t>(), tokens.data<std::int32_t>() + tokens.size()};
+}
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// The same for several sequences of one length, which share each forward pass; speeds are of all together.
+void measure_batch(const model::Model& model, const BenchArguments& arguments, Measured& measured) {
+  const int n_batch = arguments.n_batch;
+  const std::vector<TokenId> prompts = bench_tokens(n_batch * arguments.n_prompt, model.config().vocab_size);
+  cache::ModelCache cache = model.make_cache();
+  std::vector<TokenId> tokens;
+  const Clock::time_point start = Clock::now();
+  for (int begin = 0; begin < arguments.n_prompt; begin += arguments.prefill_chunk) {
+    const int n_tokens = std::min(arguments.prefill_chunk, arguments.n_prompt - begin);
+    std::vector<TokenId> chunk;
+    for (int sequence = 0; sequence < n_batch; ++sequence) {
+      const auto from = prompts.begin() + sequence * arguments.n_prompt + begin;
+      chunk.insert(chunk.end(), from, from + n_tokens);
+    }
+    const mx::array logits = model.forward(chunk, cache, model::LogitRows::kLast, n_batch);
+    mx::eval(cache.state());
+    if (begin + n_tokens == arguments.n_prompt) tokens = likeliest(logits);
+  }
+  measured.prefill_tok_s.push_back(n_batch * arguments.n_prompt / seconds_since(start));
+  const Clock::time_point decode = Clock::now();
+  for (int i = 0; i < arguments.n_decode; ++i) {
+    tokens = likeliest(model.forward(tokens, cache, model::LogitRows::kLast, n_batch));
+  }
+  measured.decode_tok_s.push_back(n_batch * arguments.n_decode / seconds_since(decode));
+  measured.kv = dtype_name(cache.state().at(0).dtype());
+}
+
+void measure_run(const model::Model& model, const BenchArguments& arguments, Measured& measured) {
+  if (arguments.n_batch == 1) return measure(model, arguments, measured);
+  measure_batch(model, arguments, measured);
+}
+
 nlohmann::ordered_json json_of(const Spread& spread) {
   return {{"min", spread.min}, {"median", spread.median}, {"max", spread.max}};
 }
@@ -97,12 +145,12 @@ int run_bench(const BenchArguments& arguments) {
   Measured measured;
   {
     Measured warm_up;
-    measure(model, arguments, warm_up);
+    measure_run(model, arguments, warm_up);
   }
   ProgressLine progress("run");
   for (int i = 0; i < arguments.n_repeat; ++i) {
     progress.show(i + 1, arguments.n_repeat);
-    measure(model, arguments, measured);
+    measure_run(model, arguments, measured);
   }
   progress.clear();
   const Spread prefill = spread(measured.prefill_tok_s);
@@ -113,6 +161,8 @@ int run_bench(const BenchArguments& arguments) {
                                          {"peak_rss_bytes", peak_rss_bytes()},
                                          {"load_s", load_s},
                                          {"threads", kernels::cpu_threads()},
+                                         {"batch", arguments.n_batch},
+                                         {"cpu", kernels::cpu_kernels()},
                                          {"model", arguments.run.model},
                                          {"kv", measured.kv}};
     write_out(json.dump() + "\n");
@@ -120,8 +170,10 @@ int run_bench(const BenchArguments& arguments) {
   }
   char rest[256];
   std::snprintf(rest, sizeof(rest),
-                "load           %.2f s\npeak memory    %.1f MiB\nthreads        %d\nkv             %s\n", load_s,
-                static_cast<double>(peak_rss_bytes()) / (1 << 20), kernels::cpu_threads(), measured.kv.c_str());
+                "load           %.2f s\npeak memory    %.1f MiB\nthreads        %d\nbatch          %d\ncpu            "
+                "%s\nkv             %s\n",
+                load_s, static_cast<double>(peak_rss_bytes()) / (1 << 20), kernels::cpu_threads(), arguments.n_batch,
+                kernels::cpu_kernels(), measured.kv.c_str());
   write_out(text_of("prefill tok/s", prefill) + text_of("decode tok/s", decode) + rest);
   return kDone;
 }
@@ -137,6 +189,11 @@ void add_bench_command(CLI::App& app, Action& action) {
   };
   count("--prompt", arguments->n_prompt, "tokens of the prompt");
   count("--decode", arguments->n_decode, "tokens to generate after it");
+  command
+      ->add_option("--batch", arguments->n_batch, "sequences of that length side by side; speeds are of all together")
+      ->type_name("N")
+      ->transform(whole_number(1, 256))
+      ->capture_default_str();
   count("--repeat", arguments->n_repeat, "measured runs, after one that isn't");
   count("--prefill-chunk", arguments->prefill_chunk, "tokens of the prompt in one forward pass");
   command->add_flag("--json", arguments->is_json, "print one JSON object");

@@ -3,8 +3,10 @@
 #include <mlx/device.h>
 
 #include <charconv>
+#include <cstdlib>
 #include <iostream>
 #include <limits>
+#include <stdexcept>
 
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/number_checks.h"
@@ -46,6 +48,12 @@ void RunOptions::add_to(CLI::App& command) {
 
 model::LoadedModel RunOptions::load() const {
   use_device(device);
+  const char* instruction_set = std::getenv("MEMOIR_CPU");
+  try {
+    kernels::choose_cpu_kernels(instruction_set ? instruction_set : "");
+  } catch (const std::invalid_argument& error) {
+    throw UsageError(std::string("MEMOIR_CPU: ") + error.what());
+  }
   kernels::set_cpu_threads(threads > 0 ? threads : kernels::cpu_threads());
   model::LoadedModel loaded = model::load_model(resolve_model(model));
   for (const std::string& note : loaded.notes) std::cerr << "memoir: " << model << ": " << note << '\n';

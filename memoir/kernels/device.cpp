@@ -2,7 +2,11 @@
 
 #include <mlx/device.h>
 
+#include <algorithm>
+
 #include "memoir/kernels/blas_threads.h"
+#include "memoir/kernels/cpu/kernels.h"
+#include "memoir/kernels/cpu/physical_cores.h"
 #include "memoir/kernels/cpu/threads.h"
 
 namespace mx = mlx::core;
@@ -19,11 +23,20 @@ mx::Dtype activation_dtype(mx::Dtype weights) {
 
 void set_cpu_threads(int n_threads) {
   cpu::set_n_threads(n_threads);
-  set_blas_threads(n_threads);
+  // Never more than cores: OpenBLAS gains nothing from them, and its threads ask for much memory each.
+  set_blas_threads(std::min(n_threads, cpu::physical_cores()));
 }
 
 int cpu_threads() {
   return cpu::n_threads();
+}
+
+const char* cpu_kernels() {
+  return cpu::kernels().name;
+}
+
+void choose_cpu_kernels(std::string_view name) {
+  cpu::choose_kernels(name);
 }
 
 }  // namespace memoir::kernels

@@ -7,6 +7,8 @@
 
 #include <mlx/array.h>
 
+#include <string_view>
+
 namespace memoir::kernels {
 
 /// True if MLX's default device is the CPU.
@@ -16,11 +18,18 @@ bool on_cpu();
 /// one), on a GPU the weights' own floating type.
 mlx::core::Dtype activation_dtype(mlx::core::Dtype weights);
 
-/// Bounds the threads of the CPU kernels and of the BLAS behind MLX's own products. n_threads >= 1, else
+/// Sets the threads of the CPU kernels, and bounds those of the BLAS behind MLX's own products. n_threads >= 1, else
 /// std::invalid_argument.
 void set_cpu_threads(int n_threads);
 
 /// Threads that the CPU kernels use. Default: the physical cores that the process may run on.
 int cpu_threads();
+
+/// The instruction set that the CPU kernels use ("avx512", "avx2", "portable").
+const char* cpu_kernels();
+
+/// Uses the set of this name from now on; empty: the best that the processor has. All give the same bits.
+/// Throws std::invalid_argument, naming those there are, if this build or processor doesn't have it.
+void choose_cpu_kernels(std::string_view name);
 
 }  // namespace memoir::kernels

@@ -94,7 +94,7 @@ class Llama : public Model {
 
  protected:
   mx::array logits(const mx::array& ids, cache::ModelCache& cache, LogitRows rows) const override {
-    mx::array x = kernels::embed(ids, embedding_, kernels::activation_dtype(embedding_.dtype()));  // [1, T, hidden]
+    mx::array x = kernels::embed(ids, embedding_, kernels::activation_dtype(embedding_.dtype()));  // [B, T, hidden]
     const kernels::Turns turns = kernels::make_turns(rope_, cache.offset(), ids.shape(1));
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       const Block& block = blocks_[i];
@@ -104,7 +104,7 @@ class Llama : public Model {
       x = kernels::gated_mlp(x, block.mlp_norm, block.mlp, x);
     }
     if (rows == LogitRows::kLast) {
-      x = mx::slice(x, {0, x.shape(1) - 1, 0}, {1, x.shape(1), x.shape(2)});
+      x = mx::slice(x, {0, x.shape(1) - 1, 0}, x.shape());
     }
     return kernels::linear(kernels::norm(x, norm_), head_ ? *head_ : kernels::Linear{embedding_});
   }

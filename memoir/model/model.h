@@ -37,17 +37,19 @@ class Model {
   /// An empty cache with a layer for each of the model's.
   virtual cache::ModelCache make_cache() const = 0;
 
-  /// Runs T tokens at the positions that follow the cache's offset, and moves the offset by T.
-  /// Returns logits [1, T or 1, V] in the activations' type. Lazy.
-  /// Throws std::invalid_argument if there are no tokens, one is outside the vocabulary, or they pass the context().
-  /// On a throw the cache is as before.
-  mlx::core::array forward(std::span<const TokenId> tokens, cache::ModelCache& cache, LogitRows rows) const;
+  /// Runs T tokens of each of B sequences, all at the positions that follow the cache's offset, and moves the offset
+  /// by T. tokens: B * T, one sequence after the other; the first call fixes the cache's B.
+  /// Returns logits [B, T or 1, V] in the activations' type. Lazy.
+  /// Throws std::invalid_argument if there are no tokens, n_sequences doesn't divide them or isn't the cache's, one is
+  /// outside the vocabulary, or they pass the context(). On a throw the cache is as before.
+  mlx::core::array forward(std::span<const TokenId> tokens, cache::ModelCache& cache, LogitRows rows,
+                           int n_sequences = 1) const;
 
   /// Bytes of the weights.
   virtual std::size_t size_bytes() const = 0;
 
  protected:
-  /// ids: [1, T] int32, checked. Returns [1, T or 1, V].
+  /// ids: [B, T] int32, checked. Returns [B, T or 1, V].
   virtual mlx::core::array logits(const mlx::core::array& ids, cache::ModelCache& cache, LogitRows rows) const = 0;
 
  private:
