@@ -161,6 +161,7 @@ void attend_block(const AttentionArgs& args, const AttentionPart& part, const Bl
   for (; index + S::kRows <= n_rows; index += S::kRows) {
     attend_rows<S, S::kRows>(args, part, block, index, results, result_stride);
   }
+  for (; index + 3 <= n_rows; index += 3) attend_rows<S, 3>(args, part, block, index, results, result_stride);
   for (; index + 2 <= n_rows; index += 2) attend_rows<S, 2>(args, part, block, index, results, result_stride);
   if (index < n_rows) attend_rows<S, 1>(args, part, block, index, results, result_stride);
 }
@@ -176,11 +177,20 @@ void attention_part(const AttentionArgs& args, const AttentionPart& part, float*
   const auto stride = static_cast<std::ptrdiff_t>(block_floats(args.values.dim));
   const int n_rows = (part.query_end - part.query_begin) * (args.n_heads / args.n_kv_heads);
   for (int i = 0; i < n_rows; ++i) clear_result(results + i * stride, padded);
+  const auto rows_of = [&](int b) { return rows_of_block(args, (args.first_block + b) * kBlockPositions); };
+  BlockRows next = part.block_begin < part.block_end ? rows_of(part.block_begin) : BlockRows{};
   for (int b = part.block_begin; b < part.block_end; ++b) {
-    const int first = (args.first_block + b) * kBlockPositions;
-    const BlockRows rows = rows_of_block(args, first);
+    const BlockRows rows = next;
     if (rows.stored != 0) {
+      prefetch_rows(args.values, rows, part.kv_head);
       transpose_keys<S>(args, rows, part.kv_head, keys_t, buffer);
+    }
+    if (b + 1 < part.block_end) {
+      next = rows_of(b + 1);
+      prefetch_rows(args.keys, next, part.kv_head);
+    }
+    if (rows.stored != 0) {
+      const int first = (args.first_block + b) * kBlockPositions;
       attend_block<S>(args, part, {first, rows, keys_t, value_rows<S>(args, rows, part.kv_head, values)}, results,
                       stride);
     }

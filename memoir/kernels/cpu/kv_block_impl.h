@@ -121,6 +121,19 @@ const float* float_row(const KvRows& rows, int head, int row, float* buffer) {
   return buffer;
 }
 
+// Asks for the rows of a block ahead of their use: they are short, and the processor's own prefetcher comes too late.
+void prefetch_rows(const KvRows& rows, const BlockRows& block, int head) {
+  constexpr std::ptrdiff_t kLine = 64;
+  const std::ptrdiff_t size = rows.bits > 0 ? 4 : static_cast<std::ptrdiff_t>(element_bytes(rows.element));
+  const std::ptrdiff_t row_bytes = rows.bits > 0 ? rows.dim / 8 * rows.bits : rows.dim * size;
+  for (const int row : block.row) {
+    if (row == kNoRow) continue;
+    const auto* at =
+        static_cast<const std::byte*>(rows.data) + (head * rows.head_stride + row * rows.row_stride) * size;
+    for (std::ptrdiff_t i = 0; i < row_bytes; i += kLine) __builtin_prefetch(at + i, 0, 2);
+  }
+}
+
 // keys_t[d][c]: element d of the key at position c of the block; zeros where there is none.
 template <typename S>
 void transpose_keys(const AttentionArgs& args, const BlockRows& rows, int kv_head, float* keys_t, float* buffer) {
