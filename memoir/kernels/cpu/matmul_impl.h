@@ -37,8 +37,9 @@ template <typename S, int kLow, int kHigh, int i>
   }
 }
 
+// Not inlined: it is called rarely, from many places.
 template <typename S>
-void store_tile(const MatmulArgs& args, int row, int tile, typename S::F y) {
+[[gnu::noinline]] void store_tile(const MatmulArgs& args, int row, int tile, typename S::F y) {
   const int first = tile * kLanes;
   const int n_here = std::min(kLanes, args.format.n_rows - first);
   const std::size_t at =
