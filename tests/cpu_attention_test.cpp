@@ -15,9 +15,13 @@
 #include "memoir/base/half.h"
 #include "memoir/kernels/cpu/kernels.h"
 #include "memoir/kernels/cpu/threads.h"
+#include "tests/float_rows.h"
 
 namespace memoir::kernels::cpu {
 namespace {
+
+using test::random_float;
+using test::same_bits;
 
 // Rows of heads in a buffer with room, in one of the element types.
 struct Rows {
@@ -30,10 +34,6 @@ struct Rows {
 
   KvRows view() const { return {dim, element, bytes.data(), static_cast<std::ptrdiff_t>(capacity) * dim, dim}; }
 };
-
-float random_float(std::mt19937& random) {
-  return static_cast<float>(random() % 2001) / 1000.0F - 1.0F;
-}
 
 Rows random_rows(int n_heads, int capacity, int dim, Element element, unsigned seed) {
   std::mt19937 random(seed);
@@ -218,10 +218,6 @@ class Data {
 };
 
 static_assert(sizeof(char) == sizeof(bool));
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 TEST(CpuAttention, AgreesWithTheFormula) {
   for (const Case& c : cases()) {

@@ -12,9 +12,13 @@
 
 #include "memoir/base/half.h"
 #include "memoir/kernels/cpu/threads.h"
+#include "tests/float_rows.h"
 
 namespace memoir::kernels::cpu {
 namespace {
+
+using test::random_float;
+using test::same_bits;
 
 constexpr int kColumns = 256;
 
@@ -23,10 +27,6 @@ struct Matrix {
   std::vector<std::byte> packed;
   std::vector<double> values;  // [n_rows, kColumns], what the stored bytes stand for
 };
-
-float random_float(std::mt19937& random) {
-  return static_cast<float>(random() % 2001) / 1000.0F - 1.0F;
-}
 
 // The bytes of an element, and the value they stand for.
 double put(Element element, float value, std::byte* out) {
@@ -128,10 +128,6 @@ std::vector<float> product(const Kernels& set, const Matrix& m, const float* x, 
   std::vector<float> panel(panel_floats(m.format));
   set.matmul_part(product_args(m, x, n_rows, bias, y.data()), {0, m.format.n_tiles(), 0, n_rows}, panel.data());
   return y;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 TEST(Packed, TakesTheBytesOfTheStoredForm) {

@@ -15,19 +15,18 @@
 #include "memoir/kernels/cpu/kernels.h"
 #include "memoir/kernels/cpu/pool.h"
 #include "memoir/kernels/cpu/threads.h"
+#include "tests/float_rows.h"
 
 namespace memoir::kernels::cpu {
 namespace {
+
+using test::same_bits;
 
 std::vector<float> random_floats(int n, float size, unsigned seed) {
   std::mt19937 random(seed);
   std::vector<float> values(static_cast<std::size_t>(n));
   for (float& value : values) value = (static_cast<float>(random() % 20001) / 10000.0F - 1.0F) * size;
   return values;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 TEST(NormRow, AgreesWithTheFormulaInEverySet) {

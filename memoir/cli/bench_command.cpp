@@ -25,6 +25,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
 struct BenchArguments {
   RunOptions run;
   int n_prompt = 512;
@@ -87,10 +91,6 @@ std::vector<TokenId> likeliest(const mx::array& logits) {
   return {tokens.data<std::int32_t>(), tokens.data<std::int32_t>() + tokens.size()};
 }
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 // The same for several sequences of one length, which share each forward pass; speeds are of all together.
 void measure_batch(const model::Model& model, const BenchArguments& arguments, Measured& measured) {
   const int n_batch = arguments.n_batch;
@@ -137,7 +137,7 @@ std::string text_of(const char* name, const Spread& spread) {
 int run_bench(const BenchArguments& arguments) {
   const Clock::time_point start = Clock::now();
   const model::LoadedModel loaded = arguments.run.load();
-  const double load_s = std::chrono::duration<double>(Clock::now() - start).count();
+  const double load_s = seconds_since(start);
   const model::Model& model = *loaded.model;
   if (arguments.n_prompt + arguments.n_decode > model.context()) {
     throw UsageError("--prompt and --decode together pass the model's context of " + std::to_string(model.context()));

@@ -11,6 +11,7 @@
 #include "memoir/kernels/device.h"
 #include "memoir/kernels/primitive.h"
 #include "memoir/kernels/shape.h"
+#include "memoir/kernels/weight.h"
 
 namespace mx = mlx::core;
 
@@ -78,11 +79,6 @@ void check_options(const mx::array& q, const History& history, const AttentionOp
     refuse("mask has shape " + shape_text(mask) + ", expected (B or 1,H or 1," + std::to_string(q.shape(2)) + "," +
            std::to_string(history.n_rows()) + ")");
   }
-}
-
-cpu::Element element_of(mx::Dtype dtype) {
-  if (dtype == mx::float16) return cpu::Element::kF16;
-  return dtype == mx::bfloat16 ? cpu::Element::kBF16 : cpu::Element::kF32;
 }
 
 bool is_dense_float(mx::Dtype dtype) {
@@ -181,7 +177,7 @@ mx::array cpu_attention(const mx::array& queries, const History& history, const 
   mx::Shape shape{queries.shape(0), queries.shape(2), queries.shape(1) * history.values.shape(3)};
   const mx::array y(std::move(shape), mx::float32,
                     std::make_shared<AttentionPrimitive>(cpu_stream(), history.ranges, options), std::move(inputs));
-  return queries.dtype() == mx::float32 ? y : mx::astype(y, queries.dtype(), cpu_stream());
+  return mx::astype(y, queries.dtype(), cpu_stream());
 }
 
 // [T, S] bool: which rows each query sees by position.

@@ -81,7 +81,7 @@ mx::array packed_linear(const mx::array& x, const Linear& layer, const std::opti
   if (residual) inputs.push_back(as_float(*residual));
   const auto primitive = std::make_shared<LinearPrimitive>(cpu_stream(), layer, residual.has_value());
   mx::array y(std::move(shape), mx::float32, primitive, std::move(inputs));
-  return x.dtype() == mx::float32 ? y : mx::astype(y, x.dtype(), cpu_stream());
+  return mx::astype(y, x.dtype(), cpu_stream());
 }
 
 // MLX's CPU quantized product costs the same for every row of x, about 0.7 times as much as turning all the weights
@@ -134,7 +134,7 @@ mx::array embed(const mx::array& ids, const Weight& table, mx::Dtype dtype) {
     shape.push_back(table.packed->n_columns);
     const mx::array rows(std::move(shape), mx::float32, std::make_shared<RowsPrimitive>(cpu_stream(), *table.packed),
                          {mx::contiguous(mx::astype(ids, mx::int32, cpu_stream()), false, cpu_stream()), table.data});
-    return dtype == mx::float32 ? rows : mx::astype(rows, dtype, cpu_stream());
+    return mx::astype(rows, dtype, cpu_stream());
   }
   const mx::array rows = mx::take(table.data, ids, 0);
   if (!table.quantization) return mx::astype(rows, dtype);

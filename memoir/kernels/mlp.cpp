@@ -111,7 +111,7 @@ mx::array gated_mlp(const mx::array& x, const std::optional<Norm>& norm, const G
   const mx::array y(x.shape(), mx::float32,
                     std::make_shared<GatedMlpPrimitive>(cpu_stream(), norm, mlp, residual.has_value()),
                     std::move(inputs));
-  return x.dtype() == mx::float32 ? y : mx::astype(y, x.dtype(), cpu_stream());
+  return mx::astype(y, x.dtype(), cpu_stream());
 }
 
 }  // namespace memoir::kernels

@@ -58,7 +58,7 @@ mx::array norm(const mx::array& x, const Norm& spec) {
     std::vector<mx::array> inputs = {as_float(x)};
     append_arrays(spec, inputs);
     const mx::array y(x.shape(), mx::float32, std::make_shared<NormPrimitive>(cpu_stream(), spec), std::move(inputs));
-    return x.dtype() == mx::float32 ? y : mx::astype(y, x.dtype(), cpu_stream());
+    return mx::astype(y, x.dtype(), cpu_stream());
   }
   const mx::array weight = mx::astype(spec.weight, x.dtype());
   const std::optional<mx::array> bias =

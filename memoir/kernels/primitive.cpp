@@ -29,7 +29,7 @@ mx::Stream cpu_stream() {
 }
 
 mx::array as_float(const mx::array& x) {
-  return x.dtype() == mx::float32 ? x : mx::astype(x, mx::float32, cpu_stream());
+  return mx::astype(x, mx::float32, cpu_stream());
 }
 
 void CpuPrimitive::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {

@@ -142,9 +142,7 @@ Heads project_heads(const mx::array& x, const std::optional<Norm>& norm, const H
   const std::vector<mx::array> heads = mx::array::make_arrays(
       {shape(p.n_heads), shape(p.n_kv_heads), shape(p.n_kv_heads)}, {mx::float32, mx::float32, mx::float32},
       std::make_shared<ProjectionPrimitive>(cpu_stream(), norm, p, turns), inputs);
-  const auto typed = [&](const mx::array& y) {
-    return x.dtype() == mx::float32 ? y : mx::astype(y, x.dtype(), cpu_stream());
-  };
+  const auto typed = [&](const mx::array& y) { return mx::astype(y, x.dtype(), cpu_stream()); };
   return {typed(heads[0]), typed(heads[1]), typed(heads[2])};
 }
 

@@ -88,7 +88,7 @@ mx::array rope(const mx::array& x, const Turns& turns) {
     const cpu::RopeArgs args{spec.n_dims, x.shape(3), spec.traditional};
     const mx::array y(x.shape(), mx::float32, std::make_shared<RopePrimitive>(cpu_stream(), args),
                       {as_float(x), turns.table});
-    return x.dtype() == mx::float32 ? y : mx::astype(y, x.dtype(), cpu_stream());
+    return mx::astype(y, x.dtype(), cpu_stream());
   }
   const mx::array periods(spec.periods.data(), {spec.n_dims / 2}, mx::float32);
   return mx::fast::rope(x, spec.n_dims, spec.traditional, std::nullopt, static_cast<float>(spec.scale), turns.offset,

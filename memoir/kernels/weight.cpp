@@ -18,11 +18,6 @@ constexpr std::size_t kAlignment = 64;  // a line of the processor's cache, so t
 // An array's sizes are ints. A larger matrix stays as it is: slower, and right.
 constexpr std::size_t kMaxPackedBytes = (std::size_t{1} << 31) - 2 * kAlignment;
 
-cpu::Element element_of(mx::Dtype dtype) {
-  if (dtype == mx::float16) return cpu::Element::kF16;
-  return dtype == mx::bfloat16 ? cpu::Element::kBF16 : cpu::Element::kF32;
-}
-
 mx::Dtype dtype_of(cpu::Element element) {
   switch (element) {
     case cpu::Element::kF16:
@@ -54,6 +49,11 @@ mx::array aligned_bytes(std::size_t n_bytes) {
 }
 
 }  // namespace
+
+cpu::Element element_of(mx::Dtype dtype) {
+  if (dtype == mx::float16) return cpu::Element::kF16;
+  return dtype == mx::bfloat16 ? cpu::Element::kBF16 : cpu::Element::kF32;
+}
 
 int Weight::columns() const {
   if (packed) return packed->n_columns;

@@ -42,6 +42,9 @@ struct Weight {
 /// GPU. The data are evaluated. Takes the weight by value, so that its arrays can go as soon as they are packed.
 Weight prepared(Weight weight);
 
+/// How the CPU kernels name a floating type: float32 but for the two halves.
+cpu::Element element_of(mlx::core::Dtype dtype);
+
 /// Where the packed bytes begin in an evaluated array: at the first multiple of 64 in its buffer.
 const std::byte* packed_bytes(const mlx::core::array& data);
 

@@ -58,8 +58,8 @@ kernels::Rope make_rope(const ModelConfig& config, const std::optional<mx::array
     const mx::array values = mx::contiguous(mx::astype(*factors, mx::float32));
     mx::eval(values);
     for (std::size_t i = 0; i < result.periods.size(); ++i) result.periods[i] *= values.data<float>()[i];
+    return result;
   }
-  if (factors) return result;
   if (rope.type == "linear") {
     result.scale = 1 / rope.factor;
   } else if (rope.type == "llama3") {

@@ -168,7 +168,8 @@ void read_template(const JsonNode& processor, TokenizerParts& parts) {
       std::vector<TokenId>& side = seen_text ? parts.suffix : parts.prefix;
       const std::vector<TokenId> ids = template_ids(processor, *special, parts.vocabulary);
       side.insert(side.end(), ids.begin(), ids.end());
-      if (side.size() > kMaxTemplateIds) single.unsupported("has more than 1024 special tokens");
+      if (side.size() > kMaxTemplateIds)
+        single.unsupported("has more than " + std::to_string(kMaxTemplateIds) + " special tokens");
     } else {
       if (seen_text || !item.find("Sequence")) single.unsupported("is not one text with special tokens around it");
       seen_text = true;

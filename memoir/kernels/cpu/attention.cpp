@@ -97,7 +97,7 @@ class AttentionPlan {
 }  // namespace
 
 std::size_t attention_scratch_floats(const AttentionArgs& args) {
-  const auto key_padded = static_cast<std::size_t>((args.keys.dim + kLanes - 1) / kLanes * kLanes);
+  const auto key_padded = static_cast<std::size_t>(padded_to_lanes(args.keys.dim));
   const std::size_t value_row = block_floats(args.values.dim);
   const auto group = static_cast<std::size_t>(args.n_heads / args.n_kv_heads);
   const std::size_t n_rows = group * std::max({std::size_t{1}, std::size_t{kFewQueries}, kRowsPerPart / group});

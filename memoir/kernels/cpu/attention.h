@@ -94,7 +94,7 @@ struct AttentionPart {
 
 /// Floats of a row of (o, m, l): values.dim rounded up to lanes, and 16 for m and l.
 constexpr std::size_t block_floats(int value_dim) {
-  return static_cast<std::size_t>((value_dim + kLanes - 1) / kLanes * kLanes + kLanes);
+  return static_cast<std::size_t>(padded_to_lanes(value_dim) + kLanes);
 }
 
 /// Floats of scratch that a part needs.

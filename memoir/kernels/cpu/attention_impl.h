@@ -117,7 +117,7 @@ struct Block {
 template <typename S, int kRows>
 void attend_rows(const AttentionArgs& args, const AttentionPart& part, const Block& block, int index, float* results,
                  std::ptrdiff_t result_stride) {
-  const int padded = (args.values.dim + kLanes - 1) / kLanes * kLanes;
+  const int padded = padded_to_lanes(args.values.dim);
   const float* queries[kRows];
   for (int r = 0; r < kRows; ++r) {
     const QueryRow row = query_row(args, part, index + r);
@@ -168,8 +168,8 @@ void attend_block(const AttentionArgs& args, const AttentionPart& part, const Bl
 
 template <typename S>
 void attention_part(const AttentionArgs& args, const AttentionPart& part, float* scratch) {
-  const int key_padded = (args.keys.dim + kLanes - 1) / kLanes * kLanes;
-  const int padded = (args.values.dim + kLanes - 1) / kLanes * kLanes;
+  const int key_padded = padded_to_lanes(args.keys.dim);
+  const int padded = padded_to_lanes(args.values.dim);
   float* keys_t = scratch;
   float* values = keys_t + static_cast<std::ptrdiff_t>(args.keys.dim) * kBlockPositions;
   float* buffer = values + static_cast<std::ptrdiff_t>(padded) * kBlockPositions;
@@ -207,7 +207,7 @@ void attention_part(const AttentionArgs& args, const AttentionPart& part, float*
 
 template <typename S>
 void merge_blocks(const AttentionArgs& args, int head, int query) {
-  const int padded = (args.values.dim + kLanes - 1) / kLanes * kLanes;
+  const int padded = padded_to_lanes(args.values.dim);
   float* first = kept_block(args, head, query, 0);
   BlockResult result(first, padded);
   for (int b = 1; b < args.n_blocks; ++b) {

@@ -138,7 +138,7 @@ void prefetch_rows(const KvRows& rows, const BlockRows& block, int head) {
 template <typename S>
 void transpose_keys(const AttentionArgs& args, const BlockRows& rows, int kv_head, float* keys_t, float* buffer) {
   const int dim = args.keys.dim;
-  const int padded = (dim + kLanes - 1) / kLanes * kLanes;
+  const int padded = padded_to_lanes(dim);
   std::fill_n(buffer, padded, 0.0F);  // the row of a position that has none
   for (int c = 0; c < kBlockPositions; c += kLanes) {
     const float* row[kLanes];
@@ -175,7 +175,7 @@ ValueRows value_rows(const AttentionArgs& args, const BlockRows& rows, int kv_he
     const auto* data = static_cast<const float*>(values.data) + kv_head * values.head_stride;
     return {data + rows.begin_row * values.row_stride, values.row_stride};
   }
-  const int padded = (values.dim + kLanes - 1) / kLanes * kLanes;
+  const int padded = padded_to_lanes(values.dim);
   for (int c = 0; c < kBlockPositions; ++c) {
     float* out = copy + static_cast<std::ptrdiff_t>(c) * padded;
     const float* row = rows.row[c] == kNoRow ? nullptr : float_row<S>(values, kv_head, rows.row[c], out);

@@ -1,5 +1,5 @@
-// The matrix product in terms of a vector type, included once by the file of each instruction set. Everything here is a
-// template over that type, so that no function compiled for one set can be taken for another's.
+// The matrix product in terms of a vector type, included once by the file of each instruction set. Everything in
+// such a header is in an unnamed namespace, so that no function compiled for one set can be taken for another's.
 
 #pragma once
 

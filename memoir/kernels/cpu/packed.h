@@ -30,6 +30,11 @@ constexpr std::size_t element_bytes(Element element) {
   return element == Element::kF32 ? 4 : 2;
 }
 
+/// n rounded up to whole vectors.
+constexpr int padded_to_lanes(int n) {
+  return (n + kLanes - 1) / kLanes * kLanes;
+}
+
 /// Element i of `values`.
 float element_at(Element element, const std::byte* values, std::size_t i);
 
