@@ -389,7 +389,7 @@ TEST(AttentionKernel, IsCausalWindowedAndSharesKeyHeads) {
     const mx::array q = random_array({1, c.n_heads, c.n_queries, 16}, 1);
     const mx::array k = random_array({1, c.n_kv_heads, c.n_rows, 16}, 2);
     const mx::array v = random_array({1, c.n_kv_heads, c.n_rows, 12}, 3);
-    const mx::array y = attention(q, {k, v, {{0, 0, c.n_rows}}}, {.scale = 0.25F, .window = c.window});
+    const mx::array y = attention(q, {{k}, {v}, {{0, 0, c.n_rows}}}, {.scale = 0.25F, .window = c.window});
     ASSERT_EQ(y.shape(), (mx::Shape{1, c.n_queries, c.n_heads * 12}));
     const mx::array heads = mx::transpose(mx::reshape(y, {1, c.n_queries, c.n_heads, 12}), {0, 2, 1, 3});
     expect_near(heads, naive_attention(c, doubles(q), doubles(k), doubles(v), 16, 12, 0.25), 1e-5);
@@ -399,7 +399,7 @@ TEST(AttentionKernel, IsCausalWindowedAndSharesKeyHeads) {
 TEST(AttentionKernel, RefusesShapesThatDoNotFit) {
   const auto refuses = [](mx::Shape q, mx::Shape k, mx::Shape v, std::optional<int> window = std::nullopt) {
     const int n_rows = k[2];
-    const History history{random_array(std::move(k), 2), random_array(std::move(v), 3), {{0, 0, n_rows}}};
+    const History history{{random_array(std::move(k), 2)}, {random_array(std::move(v), 3)}, {{0, 0, n_rows}}};
     EXPECT_THROW(attention(random_array(std::move(q), 1), history, {.scale = 1, .window = window}),
                  std::invalid_argument);
   };
@@ -412,7 +412,7 @@ TEST(AttentionKernel, RefusesShapesThatDoNotFit) {
   refuses({1, 2, 2, 8}, {1, 2, 4, 8}, {1, 2, 4, 8}, 0);
   const mx::array rows = random_array({1, 2, 4, 8}, 1);
   const auto refuses_ranges = [&](std::vector<KvRange> ranges) {
-    EXPECT_THROW(attention(rows, {rows, rows, std::move(ranges)}, {.scale = 1}), std::invalid_argument);
+    EXPECT_THROW(attention(rows, {{rows}, {rows}, std::move(ranges)}, {.scale = 1}), std::invalid_argument);
   };
   refuses_ranges({});
   refuses_ranges({{0, 0, 5}});
@@ -420,7 +420,7 @@ TEST(AttentionKernel, RefusesShapesThatDoNotFit) {
   refuses_ranges({{0, -1, 4}});
   refuses_ranges({{2, 0, 2}, {0, 2, 2}});
   const auto refuses_options = [&](const AttentionOptions& options) {
-    EXPECT_THROW(attention(rows, {rows, rows, {{0, 0, 4}}}, options), std::invalid_argument);
+    EXPECT_THROW(attention(rows, {{rows}, {rows}, {{0, 0, 4}}}, options), std::invalid_argument);
   };
   refuses_options({.scale = 1, .chunk = 0});
   refuses_options({.scale = 1, .keep = -1});
@@ -436,13 +436,82 @@ TEST(AttentionKernel, AgreesWithMlxOnBatchesMasksSinksAndHalves) {
     const mx::array v = mx::astype(random_array({2, 2, 9, 16}, 3), dtype);
     const mx::array sinks = random_array({4}, 4);
     const mx::array added = random_array({2, 1, 3, 9}, 5);
-    const mx::array y = attention(q, {k, v, {{0, 0, 9}}}, {.scale = 0.25F, .sinks = sinks, .mask = added});
+    const mx::array y = attention(q, {{k}, {v}, {{0, 0, 9}}}, {.scale = 0.25F, .sinks = sinks, .mask = added});
     const mx::array causal = mx::greater_equal(mx::expand_dims(mx::arange(6, 9), 1), mx::arange(0, 9));
     const mx::array mask = mx::where(causal, added, mx::array(-std::numeric_limits<float>::infinity()));
     const mx::array expected = mx::fast::scaled_dot_product_attention(
         q, mx::astype(k, mx::float32), mx::astype(v, mx::float32), 0.25F, "array", mask, sinks);
     expect_near(mx::reshape(y, {2, 3, 4, 16}), doubles(mx::transpose(expected, {0, 2, 1, 3})), 1e-5);
   }
+}
+
+KvBuffer quantized_buffer(const mx::array& rows, int group_size, int bits) {
+  const std::vector<mx::array> parts = mx::quantize(rows, group_size, bits);
+  return {parts[0], Quantization{parts[1], parts[2], group_size, bits}};
+}
+
+// Codes are read where they lie, in a ring too: as attention over the rows that mx::dequantize makes of them.
+TEST(AttentionKernel, ReadsQuantizedRows) {
+  const mx::array q = random_array({2, 4, 3, 128}, 1);
+  const std::vector<KvRange> ring = {{4, 5, 4}, {8, 0, 5}};
+  for (const mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
+    const mx::array k = mx::astype(random_array({2, 2, 9, 128}, 2), dtype);
+    const mx::array v = mx::astype(random_array({2, 2, 9, 128}, 3), dtype);
+    for (const int bits : {2, 3, 4, 5, 6, 8}) {
+      for (const int group_size : {32, 64, 128}) {
+        SCOPED_TRACE(testing::Message() << bits << " bits, groups of " << group_size << ", itemsize " << k.itemsize());
+        const History history{quantized_buffer(k, group_size, bits), quantized_buffer(v, group_size, bits), ring};
+        ASSERT_EQ(history.keys.dim(), 128);
+        // In float32, since a half would round what the kernel doesn't.
+        const auto exact = [&](const KvBuffer& rows) {
+          const Quantization& quantization = *rows.quantization;
+          return mx::dequantize(rows.data, mx::astype(quantization.scales, mx::float32),
+                                mx::astype(quantization.biases, mx::float32), group_size, bits);
+        };
+        const History dense{{exact(history.keys)}, {exact(history.values)}, ring};
+        const mx::array expected = attention(q, dense, {.scale = 0.1F});
+        expect_near(attention(q, history, {.scale = 0.1F}), doubles(expected), 1e-5);
+      }
+    }
+  }
+}
+
+TEST(AttentionKernel, RefusesQuantizedRowsThatDoNotFit) {
+  const mx::array q = random_array({1, 1, 1, 64}, 1);
+  const KvBuffer good = quantized_buffer(random_array({1, 1, 4, 64}, 2), 32, 4);
+  const auto refuses = [&](const KvBuffer& keys) {
+    EXPECT_THROW(attention(q, {keys, good, {{0, 0, 4}}}, {.scale = 1}), std::invalid_argument);
+    EXPECT_THROW(attention(q, {good, keys, {{0, 0, 4}}}, {.scale = 1}), std::invalid_argument);
+  };
+  KvBuffer wrong = good;
+  wrong.quantization->bits = 7;
+  refuses(wrong);
+  wrong = good;
+  wrong.quantization->group_size = 16;
+  refuses(wrong);
+  wrong = good;
+  wrong.quantization->scales = random_array({1, 1, 4, 3}, 1);
+  refuses(wrong);
+  wrong = good;
+  wrong.data = mx::astype(good.data, mx::int32);
+  refuses(wrong);
+}
+
+// Buffers of any strides: rows of which every second element counts, heads behind rows, queries and masks likewise.
+TEST(AttentionKernel, TakesArraysOfAnyStrides) {
+  const auto every_second = [](const mx::array& a) {
+    return mx::slice(a, {0, 0, 0, 0}, a.shape(), mx::Shape{1, 1, 1, 2});
+  };
+  const mx::array q = every_second(random_array({1, 2, 3, 32}, 1));
+  const mx::array k = every_second(random_array({1, 2, 9, 32}, 2));
+  const mx::array v = mx::transpose(random_array({1, 9, 2, 16}, 3), {0, 2, 1, 3});
+  const mx::array mask = mx::transpose(random_array({1, 1, 9, 3}, 4), {0, 1, 3, 2});
+  const auto run = [&](const auto& change) {
+    return attention(change(q), {{change(k)}, {change(v)}, {{0, 0, 9}}}, {.scale = 0.25F, .mask = change(mask)});
+  };
+  const mx::array y = run([](const mx::array& a) { return a; });
+  const mx::array expected = run([](const mx::array& a) { return mx::contiguous(a); });
+  EXPECT_TRUE(mx::array_equal(y, expected).item<bool>());
 }
 
 TEST(Device, CountsAtLeastOneCoreAndTakesAThreadCount) {

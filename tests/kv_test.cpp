@@ -228,11 +228,11 @@ TEST(KVCache, ASnapshotIsNotChangedByLaterWrites) {
 TEST(KVCache, ASnapshotOfAWholeBufferIsNotChangedByLaterWrites) {
   KVCache cache;
   const mx::array ones = mx::ones({1, 1, 256, kWidth});
-  mx::eval(cache.update(ones, ones).keys);
+  mx::eval(cache.update(ones, ones).keys.data);
   const auto snapshot = cache.snapshot(0);
   ASSERT_TRUE(cache.restore(nullptr, 0));
   const mx::array twos = mx::full({1, 1, 256, kWidth}, 2.0F);
-  mx::eval(cache.update(twos, twos).keys);
+  mx::eval(cache.update(twos, twos).keys.data);
   KVCache fresh;
   ASSERT_TRUE(fresh.restore(snapshot.get(), 256));
   EXPECT_TRUE(mx::array_equal(fresh.view()->key_rows(), ones).item<bool>());
@@ -331,7 +331,7 @@ TEST(KVCache, ADecodeStepAllocatesNothingThatGrowsWithTheContext) {
       mx::eval(keys, values);
       growth[n_rows] = std::max(growth[n_rows], test::held_allocation_bytes([&] {
                                   const History history = cache.update(keys, values);
-                                  return std::vector{history.keys, history.values};
+                                  return std::vector{history.keys.data, history.values.data};
                                 }));
     }
   }

@@ -134,7 +134,7 @@ History KVCache::update(const mx::array& keys, const mx::array& values) {
 
 std::optional<History> KVCache::view() const {
   if (is_empty()) return std::nullopt;
-  return History{*keys_, *values_, {{0, 0, offset()}}};
+  return History{{*keys_}, {*values_}, {{0, 0, offset()}}};
 }
 
 std::unique_ptr<Snapshot> KVCache::snapshot(int from) const {

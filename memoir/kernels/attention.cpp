@@ -18,44 +18,22 @@ namespace mx = mlx::core;
 namespace memoir::kernels {
 namespace {
 
-constexpr int kRowAxis = 2;
-
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument("[kernels.attention] " + what);
 }
 
-void check_ranges(const History& history) {
-  int end = 0;
-  for (const KvRange& range : history.ranges) {
-    const bool lies_inside =
-        range.n_rows > 0 && range.begin_row >= 0 && range.begin_row <= history.keys.shape(kRowAxis) - range.n_rows &&
-        range.first_position >= end && range.first_position <= std::numeric_limits<int>::max() - range.n_rows;
-    if (!lies_inside) {
-      refuse("a range has " + std::to_string(range.n_rows) + " rows from row " + std::to_string(range.begin_row) +
-             ", position " + std::to_string(range.first_position) + ": expected them inside keys " +
-             shape_text(history.keys) + " and after position " + std::to_string(end));
-    }
-    end = range.first_position + range.n_rows;
-  }
-}
-
 void check_shapes(const mx::array& q, const History& history) {
-  const mx::array& k = history.keys;
-  const mx::array& v = history.values;
-  const bool ranks = q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4;
-  if (!ranks || k.shape(0) != q.shape(0) || k.shape(3) != q.shape(3) || k.shape(1) == 0 ||
+  check_history("kernels.attention", history);
+  const mx::array& k = history.keys.data;
+  if (q.ndim() != 4 || k.shape(0) != q.shape(0) || history.keys.dim() != q.shape(3) || k.shape(1) == 0 ||
       q.shape(1) % k.shape(1) != 0 || q.shape(2) == 0 || q.shape(1) == 0) {
-    refuse("keys have shape " + shape_text(k) + ", queries " + shape_text(q) +
-           ": expected (B,Hkv,S,Dk) and (B,H,T,Dk), H a multiple of Hkv, S >= T");
+    refuse("keys have shape " + shape_text(k) + " with rows of " + std::to_string(history.keys.dim()) + ", queries " +
+           shape_text(q) + ": expected (B,Hkv,C,Dk) and (B,H,T,Dk), H a multiple of Hkv");
   }
-  if (v.shape(0) != k.shape(0) || v.shape(1) != k.shape(1) || v.shape(2) != k.shape(2)) {
-    refuse("values have shape " + shape_text(v) + ", keys " + shape_text(k) + ": expected the same B, H and S");
-  }
-  check_ranges(history);
   const int n_positions =
       history.ranges.empty() ? 0 : history.ranges.back().first_position + history.ranges.back().n_rows;
   if (n_positions < q.shape(2)) {
-    refuse("the history ends at position " + std::to_string(n_positions) + ", expected S >= T for queries " +
+    refuse("the history ends at position " + std::to_string(n_positions) + ", expected at least T for queries " +
            shape_text(q));
   }
 }
@@ -81,14 +59,35 @@ void check_options(const mx::array& q, const History& history, const AttentionOp
   }
 }
 
-bool is_dense_float(mx::Dtype dtype) {
+bool is_readable_float(mx::Dtype dtype) {
   return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
+}
+
+// How a KvBuffer lies among a primitive's inputs: its data, and where it is quantized scales and biases behind them.
+struct Format {
+  int dim;
+  int bits = 0;  // 0: dense
+  int group_size = 0;
+  std::size_t n_inputs() const { return bits == 0 ? 1 : 3; }
+};
+
+Format append_inputs(const KvBuffer& buffer, std::vector<mx::array>& inputs) {
+  if (!buffer.quantization) {
+    inputs.push_back(is_readable_float(buffer.data.dtype()) ? buffer.data : as_float(buffer.data));
+    return {buffer.dim()};
+  }
+  const Quantization& q = *buffer.quantization;
+  const bool is_readable = is_readable_float(q.scales.dtype());
+  inputs.insert(inputs.end(), {buffer.data, is_readable ? q.scales : as_float(q.scales),
+                               is_readable ? q.biases : as_float(q.biases)});
+  return {buffer.dim(), q.bits, q.group_size};
 }
 
 class AttentionPrimitive : public CpuPrimitive {
  public:
-  AttentionPrimitive(mx::Stream stream, std::vector<KvRange> ranges, AttentionOptions options)
-      : CpuPrimitive(stream), ranges_(std::move(ranges)), options_(std::move(options)) {
+  AttentionPrimitive(mx::Stream stream, Format keys, Format values, std::vector<KvRange> ranges,
+                     AttentionOptions options)
+      : CpuPrimitive(stream), keys_(keys), values_(values), ranges_(std::move(ranges)), options_(std::move(options)) {
     has_sinks_ = options_.sinks.has_value();
     has_mask_ = options_.mask.has_value();
     options_.sinks.reset();  // they are among the inputs
@@ -96,16 +95,20 @@ class AttentionPrimitive : public CpuPrimitive {
   }
   DEFINE_NAME(Attention)
 
-  // inputs: queries [B, H, T, Dk], keys, values, and where there are any sinks [H], mask.
+  // inputs: queries [B, H, T, Dk], those of the keys, of the values, and where there are any sinks [H], mask.
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     const mx::array& q = inputs[0];
     const float* queries = floats_of(q);
+    const Rows keys = sequences_of(keys_, &inputs[1]);
+    const Rows values = sequences_of(values_, &inputs[1 + keys_.n_inputs()]);
     float* out = allocate(outputs[0]);
-    const float* sinks = has_sinks_ ? floats_of(inputs[3]) : nullptr;
+    const float* sinks = has_sinks_ ? floats_of(inputs[1 + keys_.n_inputs() + values_.n_inputs()]) : nullptr;
     const mx::array* mask = has_mask_ ? &inputs.back() : nullptr;
     std::vector<cpu::AttentionArgs> sequences;
     for (int b = 0; b < q.shape(0); ++b) {
-      cpu::AttentionArgs args = sequence(b, q, inputs[1], inputs[2]);
+      cpu::AttentionArgs args = sequence(q, inputs[1].shape(1));
+      args.keys = keys.of_sequence(b);
+      args.values = values.of_sequence(b);
       args.queries = queries + static_cast<std::ptrdiff_t>(b) * q.shape(1) * q.shape(2) * q.shape(3);
       args.sinks = sinks;
       if (mask) set_mask(*mask, b, args);
@@ -119,30 +122,62 @@ class AttentionPrimitive : public CpuPrimitive {
   }
 
  private:
-  static cpu::KvRows rows_of(const mx::array& a, int b) {
-    const std::byte* data = reinterpret_cast<const std::byte*>(a.data<std::uint8_t>());
-    const std::ptrdiff_t at = b * a.strides()[0] * static_cast<std::ptrdiff_t>(a.itemsize());
-    return {a.shape(3), element_of(a.dtype()), data + at, a.strides()[1], a.strides()[2]};
+  // The rows of all sequences.
+  struct Rows {
+    cpu::KvRows first;
+    std::ptrdiff_t bytes;        // from a sequence's data to the next one's
+    std::ptrdiff_t scale_bytes;  // and scales and biases
+
+    cpu::KvRows of_sequence(int b) const {
+      const auto moved = [b](const void* data, std::ptrdiff_t n_bytes) {
+        return data ? static_cast<const std::byte*>(data) + b * n_bytes : nullptr;
+      };
+      cpu::KvRows rows = first;
+      rows.data = moved(rows.data, bytes);
+      rows.scales = moved(rows.scales, scale_bytes);
+      rows.biases = moved(rows.biases, scale_bytes);
+      return rows;
+    }
+  };
+
+  Rows sequences_of(const Format& format, const mx::array* inputs) {
+    const Strided data = rows_of(inputs[0]);
+    Rows rows{};
+    rows.first = {format.dim, cpu::Element::kF32, data.data, data.strides[1], data.strides[2]};
+    rows.bytes = data.strides[0] * static_cast<std::ptrdiff_t>(inputs[0].itemsize());
+    if (format.bits == 0) {
+      rows.first.element = element_of(inputs[0].dtype());
+      return rows;
+    }
+    const Strided scales = rows_of(inputs[1], true);
+    const Strided biases = rows_of(inputs[2], true);
+    rows.first.element = element_of(inputs[1].dtype());
+    rows.first.bits = format.bits;
+    rows.first.group_size = format.group_size;
+    rows.first.scales = scales.data;
+    rows.first.biases = biases.data;
+    rows.first.scale_head_stride = scales.strides[1];
+    rows.first.scale_row_stride = scales.strides[2];
+    rows.scale_bytes = scales.strides[0] * static_cast<std::ptrdiff_t>(inputs[1].itemsize());
+    return rows;
   }
 
-  cpu::AttentionArgs sequence(int b, const mx::array& q, const mx::array& keys, const mx::array& values) const {
+  cpu::AttentionArgs sequence(const mx::array& q, int n_kv_heads) const {
     cpu::AttentionArgs args{};
     args.n_heads = q.shape(1);
-    args.n_kv_heads = keys.shape(1);
+    args.n_kv_heads = n_kv_heads;
     args.n_queries = q.shape(2);
     args.first_position = ranges_.back().first_position + ranges_.back().n_rows - q.shape(2);
     args.query_row_stride = q.shape(3);
     args.query_head_stride = static_cast<std::ptrdiff_t>(q.shape(2)) * q.shape(3);
-    args.keys = rows_of(keys, b);
-    args.values = rows_of(values, b);
     args.scale = options_.scale;
     args.soft_cap = options_.soft_cap;
     args.window = options_.window.value_or(0);
     args.keep = options_.keep;
     args.chunk = options_.chunk.value_or(0);
     args.is_causal = options_.is_causal;
-    args.out_head_stride = values.shape(3);
-    args.out_row_stride = static_cast<std::ptrdiff_t>(q.shape(1)) * values.shape(3);
+    args.out_head_stride = values_.dim;
+    args.out_row_stride = static_cast<std::ptrdiff_t>(q.shape(1)) * values_.dim;
     return args;
   }
 
@@ -156,27 +191,27 @@ class AttentionPrimitive : public CpuPrimitive {
     args.mask = mask.data<std::uint8_t>() + at * static_cast<std::ptrdiff_t>(mask.itemsize());
   }
 
+  Format keys_;
+  Format values_;
   std::vector<KvRange> ranges_;
   AttentionOptions options_;
   bool has_sinks_;
   bool has_mask_;
 };
 
-// Rows of the buffers that the kernel can read: elements of a row side by side.
-mx::array readable(const mx::array& rows) {
-  return is_dense_float(rows.dtype()) ? rows : as_float(rows);
-}
-
 mx::array cpu_attention(const mx::array& queries, const History& history, const AttentionOptions& options) {
-  std::vector<mx::array> inputs = {as_float(queries), readable(history.keys), readable(history.values)};
+  std::vector<mx::array> inputs = {as_float(queries)};
+  const Format keys = append_inputs(history.keys, inputs);
+  const Format values = append_inputs(history.values, inputs);
   if (options.sinks) inputs.push_back(as_float(*options.sinks));
   if (options.mask) {
     const mx::array& mask = *options.mask;
     inputs.push_back(mx::contiguous(mask.dtype() == mx::bool_ ? mask : as_float(mask), false, cpu_stream()));
   }
-  mx::Shape shape{queries.shape(0), queries.shape(2), queries.shape(1) * history.values.shape(3)};
+  mx::Shape shape{queries.shape(0), queries.shape(2), queries.shape(1) * values.dim};
   const mx::array y(std::move(shape), mx::float32,
-                    std::make_shared<AttentionPrimitive>(cpu_stream(), history.ranges, options), std::move(inputs));
+                    std::make_shared<AttentionPrimitive>(cpu_stream(), keys, values, history.ranges, options),
+                    std::move(inputs));
   return mx::astype(y, queries.dtype(), cpu_stream());
 }
 
@@ -219,7 +254,7 @@ mx::array whole_mask(const mx::array& queries, const History& history, const Att
 
 // MLX's fused kernels don't cap: its plain operations.
 mx::array capped_attention(const mx::array& queries, const History& history, const AttentionOptions& options) {
-  const int group = queries.shape(1) / history.keys.shape(1);
+  const int group = queries.shape(1) / history.keys.data.shape(1);
   const mx::array keys = mx::repeat(history.key_rows(), group, 1);
   const mx::array values = mx::repeat(history.value_rows(), group, 1);
   const auto scalar = [&](float value) { return mx::astype(mx::array(value), queries.dtype()); };
@@ -250,33 +285,7 @@ mx::array composed_attention(const mx::array& queries, const History& history, c
                                                 "array", whole_mask(queries, history, options), sinks);
 }
 
-mx::array rows_by_position(const mx::array& buffer, const std::vector<KvRange>& ranges) {
-  std::vector<mx::array> parts;
-  for (const KvRange& range : ranges) {
-    const mx::Shape start{0, 0, range.begin_row, 0};
-    const mx::Shape stop{buffer.shape(0), buffer.shape(1), range.begin_row + range.n_rows, buffer.shape(3)};
-    parts.push_back(mx::slice(buffer, start, stop));
-  }
-  if (parts.size() == 1) return parts[0];
-  return parts.empty() ? mx::slice(buffer, {0, 0, 0, 0}, {buffer.shape(0), buffer.shape(1), 0, buffer.shape(3)})
-                       : mx::concatenate(parts, kRowAxis);
-}
-
 }  // namespace
-
-int History::n_rows() const {
-  int n = 0;
-  for (const KvRange& range : ranges) n += range.n_rows;
-  return n;
-}
-
-mx::array History::key_rows() const {
-  return rows_by_position(keys, ranges);
-}
-
-mx::array History::value_rows() const {
-  return rows_by_position(values, ranges);
-}
 
 mx::array attention(const mx::array& queries, const History& history, const AttentionOptions& options) {
   check_shapes(queries, history);

@@ -5,27 +5,10 @@
 #include <mlx/array.h>
 
 #include <optional>
-#include <vector>
 
-#include "memoir/kernels/cpu/attention.h"
+#include "memoir/kernels/history.h"
 
 namespace memoir::kernels {
-
-using cpu::KvRange;
-
-/// Keys and values to attend to: buffers, and where in them the rows of which positions lie.
-struct History {
-  mlx::core::array keys;        // [B, Hkv, capacity, Dk] f32, f16 or bf16
-  mlx::core::array values;      // [B, Hkv, capacity, Dv]
-  std::vector<KvRange> ranges;  // by position, not overlapping, inside the capacity
-
-  /// S, the number of rows.
-  int n_rows() const;
-
-  /// The rows alone, by position: [B, Hkv, S, Dk] and [B, Hkv, S, Dv]. Lazy; a view where they lie in one range.
-  mlx::core::array key_rows() const;
-  mlx::core::array value_rows() const;
-};
 
 struct AttentionOptions {
   float scale;                                           // applied to query-key products, usually 1 / sqrt(D)

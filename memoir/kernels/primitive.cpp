@@ -3,6 +3,9 @@
 #include <mlx/allocator.h>
 #include <mlx/ops.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -11,15 +14,34 @@ namespace mx = mlx::core;
 namespace memoir::kernels {
 namespace {
 
-// Copies any array of floats to row-major order, axis by axis.
-void copy_axes(const float* from, const mx::Shape& shape, const mx::Strides& strides, std::size_t axis, float*& to) {
-  const auto n = shape[axis];
-  const auto stride = strides[axis];
-  if (axis + 1 == shape.size()) {
-    for (int i = 0; i < n; ++i) *to++ = from[i * stride];
-    return;
+// Copies an array to row-major order, axis by axis.
+struct RowMajorCopy {
+  const mx::Shape& shape;
+  const mx::Strides& strides;
+  std::size_t item_bytes;
+  std::byte* to;
+
+  void copy(const std::byte* from, std::size_t axis) {
+    const std::ptrdiff_t stride = strides[axis] * static_cast<std::ptrdiff_t>(item_bytes);
+    for (int i = 0; i < shape[axis]; ++i, from += stride) {
+      if (axis + 1 < shape.size()) {
+        copy(from, axis + 1);
+      } else {
+        std::memcpy(to, from, item_bytes);
+        to += item_bytes;
+      }
+    }
   }
-  for (int i = 0; i < n; ++i) copy_axes(from + i * stride, shape, strides, axis + 1, to);
+};
+
+mx::Strides row_major_strides(const mx::Shape& shape) {
+  mx::Strides strides(shape.size());
+  std::int64_t stride = 1;
+  for (std::size_t axis = shape.size(); axis-- > 0;) {
+    strides[axis] = stride;
+    stride *= shape[axis];
+  }
+  return strides;
 }
 
 }  // namespace
@@ -50,15 +72,20 @@ float* CpuPrimitive::temporary(std::size_t n_floats) {
   return data;
 }
 
-const float* CpuPrimitive::floats_of(const mx::array& a) {
-  const float* data = a.data<float>();
-  if (a.flags().row_contiguous || a.size() <= 1) return data;
-  float* copy = temporary(a.size());
-  queue([data, shape = a.shape(), strides = a.strides(), copy] {
-    float* to = copy;
-    copy_axes(data, shape, strides, 0, to);
+CpuPrimitive::Strided CpuPrimitive::rows_of(const mx::array& a, bool is_row_major) {
+  const auto* data = reinterpret_cast<const std::byte*>(a.data<std::uint8_t>());
+  const bool is_side_by_side = a.ndim() == 0 || a.shape(-1) == 1 || a.strides().back() == 1;
+  const bool is_as_asked = is_row_major ? a.flags().row_contiguous : is_side_by_side;
+  if (is_as_asked || a.size() <= 1) return {data, a.strides()};
+  auto* copied = reinterpret_cast<std::byte*>(temporary((a.nbytes() + sizeof(float) - 1) / sizeof(float)));
+  queue([data, shape = a.shape(), strides = a.strides(), item_bytes = a.itemsize(), copied] {
+    RowMajorCopy{shape, strides, item_bytes, copied}.copy(data, 0);
   });
-  return copy;
+  return {copied, row_major_strides(a.shape())};
+}
+
+const float* CpuPrimitive::floats_of(const mx::array& a) {
+  return static_cast<const float*>(rows_of(a, true).data);
 }
 
 }  // namespace memoir::kernels

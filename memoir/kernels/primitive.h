@@ -38,6 +38,16 @@ class CpuPrimitive : public mlx::core::Primitive {
   /// Float32 elements in row-major order: where they lie, or in a copy that is made when the work before it is done.
   const float* floats_of(const mlx::core::array& a);
 
+  /// Elements of any type whose last axis lies side by side.
+  struct Strided {
+    const void* data;
+    mlx::core::Strides strides;  // in elements
+  };
+
+  /// The array's elements, where they lie if its last axis lies side by side (and, where is_row_major is asked for, all
+  /// of it does), else in a row-major copy that is made when the work before it is done.
+  Strided rows_of(const mlx::core::array& a, bool is_row_major = false);
+
   /// Queues `work` on the stream.
   template <typename Work>
   void queue(Work work) {

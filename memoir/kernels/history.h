@@ -1,0 +1,55 @@
+#pragma once
+
+// What attention reads: buffers of keys and values, and where in them the rows of which positions lie.
+//
+// Ownership: arrays are shared handles; copying a History copies no data.
+
+#include <mlx/array.h>
+
+#include <optional>
+#include <vector>
+
+#include "memoir/kernels/cpu/attention.h"
+#include "memoir/kernels/weight.h"
+
+namespace memoir::kernels {
+
+using cpu::KvRange;
+
+/// The keys, or the values, of a layer: C rows of D elements for each head of each sequence. Dense, or codes in the
+/// form of mx::quantize.
+struct KvBuffer {
+  mlx::core::array data;  // dense: [B, Hkv, C, D] f32, f16 or bf16; quantized: [B, Hkv, C, D * bits / 32] uint32
+  std::optional<Quantization> quantization = std::nullopt;  // its scales and biases: [B, Hkv, C, D / group_size]
+
+  /// D.
+  int dim() const;
+
+  /// The type of the elements: that of the dense data, or of the scales.
+  mlx::core::Dtype dtype() const;
+
+  /// Data, scales and biases.
+  std::size_t size_bytes() const;
+
+  /// The rows of the ranges one after the other, dequantized: [B, Hkv, S, D]. Lazy; dense rows that lie in one range
+  /// are a view.
+  mlx::core::array rows(const std::vector<KvRange>& ranges) const;
+};
+
+struct History {
+  KvBuffer keys;
+  KvBuffer values;
+  std::vector<KvRange> ranges;  // by position, not overlapping, inside C
+
+  /// S, the number of rows.
+  int n_rows() const;
+
+  /// The rows alone, by position and dequantized: [B, Hkv, S, Dk] and [B, Hkv, S, Dv].
+  mlx::core::array key_rows() const { return keys.rows(ranges); }
+  mlx::core::array value_rows() const { return values.rows(ranges); }
+};
+
+/// Throws std::invalid_argument naming `function` if the arrays don't fit each other or a range lies outside them.
+void check_history(const char* function, const History& history);
+
+}  // namespace memoir::kernels
