@@ -79,7 +79,7 @@ std::string name_of(const Case& c) {
 }
 
 std::vector<Case> cases() {
-  std::vector<Case> list(14);
+  std::vector<Case> list(18);
   list[1].n_heads = 9, list[1].n_kv_heads = 3, list[1].key_dim = list[1].value_dim = 64;
   list[2].key_dim = 24, list[2].value_dim = 40;
   list[3].key_dim = 10, list[3].value_dim = 7;
@@ -93,6 +93,10 @@ std::vector<Case> cases() {
   list[11].mask = MaskElement::kBool, list[11].window = 100;
   list[12].mask = MaskElement::kF32, list[12].has_sinks = true, list[12].soft_cap = 3;
   list[13].is_causal = false, list[13].n_kv_heads = 4;
+  list[14].window = 60, list[14].keep = 5, list[14].n_positions = 420;  // blocks between the kept and the window
+  list[15].window = 65, list[15].keep = 64, list[15].n_positions = 330;
+  list[16].window = list[16].keep = list[16].chunk = std::numeric_limits<int>::max();
+  list[17].window = 30, list[17].keep = 100, list[17].n_positions = 300;
   return list;
 }
 

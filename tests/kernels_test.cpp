@@ -11,6 +11,7 @@
 
 #include "memoir/kernels/attention.h"
 #include "memoir/kernels/device.h"
+#include "memoir/kernels/kv_write.h"
 #include "memoir/kernels/linear.h"
 #include "memoir/kernels/mlp.h"
 #include "memoir/kernels/norm.h"
@@ -512,6 +513,75 @@ TEST(AttentionKernel, TakesArraysOfAnyStrides) {
   const mx::array y = run([](const mx::array& a) { return a; });
   const mx::array expected = run([](const mx::array& a) { return mx::contiguous(a); });
   EXPECT_TRUE(mx::array_equal(y, expected).item<bool>());
+}
+
+KvBuffers empty_buffers(int capacity, mx::Dtype dtype, int bits, int group_size) {
+  const auto buffer = [&](int dim) -> KvBuffer {
+    const mx::array zeros = mx::zeros({2, 3, capacity, dim}, dtype);
+    return bits == 0 ? KvBuffer{zeros} : quantized_buffer(zeros, group_size, bits);
+  };
+  return {buffer(128), buffer(256)};
+}
+
+// In place into dense and quantized buffers, in runs of any order: what MLX's astype and quantize give, bit for bit.
+TEST(KvWrite, StoresWhatCastsAndQuantizationGive) {
+  const mx::array k = random_array({2, 3, 5, 128}, 1);
+  const mx::array v = mx::transpose(random_array({2, 5, 3, 256}, 2), {0, 2, 1, 3});
+  const std::vector<RowRun> runs = {{6, 3}, {1, 2}};
+  const std::vector<KvRange> written = {{0, 6, 3}, {3, 1, 2}};
+  for (const mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
+    for (const int bits : {0, 2, 3, 4, 5, 6, 8}) {
+      for (const int group_size : {32, 64, 128}) {
+        SCOPED_TRACE(testing::Message() << bits << " bits, groups of " << group_size);
+        const KvBuffers buffers = write_rows(empty_buffers(9, dtype, bits, group_size), k, v, runs);
+        const auto expect_rows = [&](const KvBuffer& buffer, const mx::array& rows) {
+          const mx::array cast = mx::astype(rows, dtype);
+          const KvBuffer expected = bits == 0 ? KvBuffer{cast} : quantized_buffer(cast, group_size, bits);
+          EXPECT_TRUE(mx::array_equal(buffer.rows(written), expected.rows({{0, 0, 5}})).item<bool>());
+          // The rows between are as they were.
+          EXPECT_TRUE(mx::all(mx::equal(buffer.rows({{0, 3, 3}}), mx::array(0.0F))).item<bool>());
+        };
+        expect_rows(buffers.keys, k);
+        expect_rows(buffers.values, v);
+      }
+    }
+  }
+}
+
+TEST(KvWrite, WritesInPlaceUnlessAnotherHandleWouldSeeIt) {
+  KvBuffers buffers = empty_buffers(8, mx::float32, 0, 0);
+  mx::eval(buffers.keys.data, buffers.values.data);
+  const void* memory = buffers.keys.data.data<float>();
+  const mx::array k = random_array({2, 3, 1, 128}, 1);
+  const mx::array v = random_array({2, 3, 1, 256}, 2);
+  buffers = write_rows(std::move(buffers), k, v, {{7, 1}});
+  mx::eval(buffers.keys.data, buffers.values.data);
+  EXPECT_EQ(buffers.keys.data.data<float>(), memory);
+  const KvBuffers before = buffers;
+  buffers = write_rows(std::move(buffers), k, v, {{0, 1}});
+  mx::eval(buffers.keys.data, buffers.values.data);
+  EXPECT_NE(buffers.keys.data.data<float>(), memory);
+  EXPECT_TRUE(mx::all(mx::equal(before.keys.rows({{0, 0, 1}}), mx::array(0.0F))).item<bool>());
+  EXPECT_TRUE(mx::array_equal(buffers.keys.rows({{0, 0, 1}}), k).item<bool>());
+  EXPECT_TRUE(mx::array_equal(buffers.keys.rows({{0, 7, 1}}), k).item<bool>());
+}
+
+TEST(KvWrite, RefusesWhatDoesNotFit) {
+  const mx::array k = random_array({2, 3, 2, 128}, 1);
+  const mx::array v = random_array({2, 3, 2, 256}, 2);
+  const auto refuses = [&](const mx::array& keys, const mx::array& values, const std::vector<RowRun>& runs) {
+    EXPECT_THROW(write_rows(empty_buffers(8, mx::float32, 0, 0), keys, values, runs), std::invalid_argument);
+  };
+  refuses(k, v, {});
+  refuses(k, v, {{0, 1}});
+  refuses(k, v, {{0, 3}});
+  refuses(k, v, {{7, 2}});
+  refuses(k, v, {{-1, 2}});
+  refuses(k, v, {{0, 2}, {2, 0}});
+  refuses(v, v, {{0, 2}});
+  refuses(k, random_array({2, 3, 1, 256}, 2), {{0, 2}});
+  refuses(k, random_array({1, 3, 2, 256}, 2), {{0, 2}});
+  refuses(mx::astype(k, mx::int32), v, {{0, 2}});
 }
 
 TEST(Device, CountsAtLeastOneCoreAndTakesAThreadCount) {

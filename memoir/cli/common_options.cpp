@@ -8,6 +8,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "memoir/cli/heap.h"
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/number_checks.h"
 #include "memoir/cli/status.h"
@@ -55,6 +56,7 @@ model::LoadedModel RunOptions::load() const {
     throw UsageError(std::string("MEMOIR_CPU: ") + error.what());
   }
   kernels::set_cpu_threads(threads > 0 ? threads : kernels::cpu_threads());
+  const FreedBlocksReturn while_loading;
   model::LoadedModel loaded = model::load_model(resolve_model(model));
   for (const std::string& note : loaded.notes) std::cerr << "memoir: " << model << ": " << note << '\n';
   return loaded;

@@ -3,6 +3,7 @@
 #include <mlx/fast.h>
 #include <mlx/ops.h>
 
+#include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -228,7 +229,8 @@ mx::array position_mask(const History& history, int n_queries, const AttentionOp
   mx::array mask = mx::ones({n_queries, n_rows}, mx::bool_);
   if (options.is_causal) mask = mx::less_equal(row, query);
   if (options.window) {
-    const mx::array near = mx::less(query, mx::add(row, mx::array(*options.window)));
+    const int window = std::min(*options.window, end);  // no wider than all there is, so that no sum overflows
+    const mx::array near = mx::less(query, mx::add(row, mx::array(window)));
     mask = mx::logical_and(mask, mx::logical_or(near, mx::less(row, mx::array(options.keep))));
   }
   if (options.chunk) {

@@ -2,7 +2,6 @@
 
 #include <mlx/ops.h>
 
-#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +13,7 @@ namespace memoir::kernels {
 namespace {
 
 constexpr int kRowAxis = 2;
+constexpr int kMaxPositions = 1 << 30;  // so that sums of a few of them stay in an int
 
 [[noreturn]] void refuse(const char* function, const std::string& what) {
   throw std::invalid_argument("[" + std::string(function) + "] " + what);
@@ -53,13 +53,12 @@ void check_ranges(const char* function, const History& history) {
   for (const KvRange& range : history.ranges) {
     const bool lies_inside = range.n_rows > 0 && range.begin_row >= 0 &&
                              range.begin_row <= history.keys.data.shape(kRowAxis) - range.n_rows &&
-                             range.first_position >= end &&
-                             range.first_position <= std::numeric_limits<int>::max() - range.n_rows;
+                             range.first_position >= end && range.first_position <= kMaxPositions - range.n_rows;
     if (!lies_inside) {
       refuse(function, "a range has " + std::to_string(range.n_rows) + " rows from row " +
                            std::to_string(range.begin_row) + ", position " + std::to_string(range.first_position) +
-                           ": expected them inside keys " + shape_text(history.keys.data) + " and after position " +
-                           std::to_string(end));
+                           ": expected them inside keys " + shape_text(history.keys.data) + ", after position " +
+                           std::to_string(end) + " and below 2^30");
     }
     end = range.first_position + range.n_rows;
   }

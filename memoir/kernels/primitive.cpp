@@ -63,6 +63,33 @@ float* CpuPrimitive::allocate(mx::array& output) {
   return output.data<float>();
 }
 
+void CpuPrimitive::take_over(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  // Each of several outputs holds handles on the inputs of its own, which MLX lets go only after the evaluation: they
+  // would make every input look as if it were in use elsewhere.
+  for (mx::array& output : outputs) {
+    if (&output.inputs() != &inputs) output.inputs().clear();
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) take_over_one(inputs[i], outputs[i]);
+}
+
+void CpuPrimitive::take_over_one(const mx::array& input, mx::array& output) {
+  if (input.is_donatable() && input.flags().row_contiguous) {
+    output.copy_shared_buffer(input);
+    return;
+  }
+  output.set_data(mx::allocator::malloc(output.nbytes()));
+  if (output.size() == 0) return;
+  auto* to = reinterpret_cast<std::byte*>(output.data<std::uint8_t>());
+  const auto* from = reinterpret_cast<const std::byte*>(input.data<std::uint8_t>());
+  if (input.flags().row_contiguous) {
+    queue([from, to, n_bytes = input.nbytes()] { std::memcpy(to, from, n_bytes); });
+  } else {
+    queue([from, to, shape = input.shape(), strides = input.strides(), item_bytes = input.itemsize()] {
+      RowMajorCopy{shape, strides, item_bytes, to}.copy(from, 0);
+    });
+  }
+}
+
 float* CpuPrimitive::temporary(std::size_t n_floats) {
   // Two axes, since one holds no more than an int can count.
   constexpr std::size_t kRow = 4096;

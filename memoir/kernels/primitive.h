@@ -32,6 +32,11 @@ class CpuPrimitive : public mlx::core::Primitive {
   /// An output's memory, fresh.
   static float* allocate(mlx::core::array& output);
 
+  /// Makes output i, of the shape and type of input i, hold that input's elements in row-major order, for each of the
+  /// outputs: in its memory, if nothing else refers to that, else in a copy that is made when the work before it is
+  /// done.
+  void take_over(const std::vector<mlx::core::array>& inputs, std::vector<mlx::core::array>& outputs);
+
   /// Scratch of n floats for what is queued next.
   float* temporary(std::size_t n_floats);
 
@@ -55,6 +60,8 @@ class CpuPrimitive : public mlx::core::Primitive {
   }
 
  private:
+  void take_over_one(const mlx::core::array& input, mlx::core::array& output);
+
   mlx::core::cpu::CommandEncoder& encoder() { return mlx::core::cpu::get_command_encoder(stream()); }
 };
 

@@ -21,7 +21,7 @@ void check_tokens(std::span<const TokenId> tokens, int n_sequences, int n_vocab,
     }
   }
   const std::size_t n_tokens = tokens.size() / static_cast<std::size_t>(n_sequences);
-  if (n_tokens > static_cast<std::size_t>(context - offset)) {
+  if (offset > context || n_tokens > static_cast<std::size_t>(context - offset)) {
     throw std::invalid_argument("[model.forward] " + std::to_string(n_tokens) + " tokens at offset " +
                                 std::to_string(offset) + " pass the context of " + std::to_string(context));
   }
@@ -37,7 +37,11 @@ mx::array Model::forward(std::span<const TokenId> tokens, cache::ModelCache& cac
   try {
     return logits(ids, cache, rows);
   } catch (...) {
-    cache.rewind(offset);
+    if (offset == 0) {
+      cache.free();  // else its buffers would keep the number of sequences
+    } else {
+      cache.rewind(offset);
+    }
     throw;
   }
 }

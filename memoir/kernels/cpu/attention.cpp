@@ -11,7 +11,8 @@
 namespace memoir::kernels::cpu {
 namespace {
 
-constexpr int kFewQueries = 8;     // per sequence: blocks are shared out to threads
+constexpr int kFewQueries = 8;                                // per sequence: blocks are shared out to threads,
+constexpr std::size_t kMaxKeptFloats = std::size_t{1} << 24;  // while their partial results take no more than this
 constexpr int kRowsPerPart = 128;  // query rows (heads x queries) of a part otherwise: results fit a core's cache
 
 // The parts of one sequence's attention.
@@ -19,7 +20,7 @@ class AttentionPlan {
  public:
   explicit AttentionPlan(AttentionArgs args) : args_(args) {
     find_blocks();
-    keeps_blocks_ = args.n_queries <= kFewQueries && args_.n_blocks > 1;
+    keeps_blocks_ = args.n_queries <= kFewQueries && args_.n_blocks > 1 && all_blocks_floats() <= kMaxKeptFloats;
     const int group = args.n_heads / args.n_kv_heads;
     queries_per_part_ = keeps_blocks_ ? args.n_queries : std::max(1, kRowsPerPart / group);
     n_query_parts_ = (args.n_queries + queries_per_part_ - 1) / queries_per_part_;
@@ -30,14 +31,9 @@ class AttentionPlan {
 
   AttentionArgs& args() { return args_; }
   const AttentionArgs& args() const { return args_; }
-  bool keeps_blocks() const { return keeps_blocks_; }
   int n_parts() const { return args_.n_kv_heads * n_query_parts_ * n_block_parts_; }
-
-  std::size_t kept_floats() const {
-    if (!keeps_blocks_) return 0;
-    return static_cast<std::size_t>(args_.n_heads) * static_cast<std::size_t>(args_.n_queries) *
-           static_cast<std::size_t>(args_.n_blocks) * block_floats(args_.values.dim);
-  }
+  int n_merges() const { return keeps_blocks_ ? args_.n_heads * args_.n_queries : 0; }
+  std::size_t kept_floats() const { return keeps_blocks_ ? all_blocks_floats() : 0; }
 
   // The last queries, which see the most, first.
   AttentionPart part(int index) const {
@@ -56,11 +52,16 @@ class AttentionPlan {
   }
 
  private:
-  // The lowest position that query `query` can see.
+  std::size_t all_blocks_floats() const {
+    return static_cast<std::size_t>(args_.n_heads) * static_cast<std::size_t>(args_.n_queries) *
+           static_cast<std::size_t>(args_.n_blocks) * block_floats(args_.values.dim);
+  }
+
+  // The lowest position that query `query` can see, those below keep aside.
   int lowest_seen(int query) const {
     const int position = args_.first_position + query;
     int lowest = 0;
-    if (args_.window > 0 && args_.keep == 0) lowest = std::max(lowest, position + 1 - args_.window);
+    if (args_.window > 0) lowest = std::max(lowest, position + 1 - args_.window);
     if (args_.chunk > 0) lowest = std::max(lowest, position / args_.chunk * args_.chunk);
     return lowest;
   }
@@ -72,18 +73,35 @@ class AttentionPlan {
     const KvRange& last = args_.ranges.back();
     int end = last.first_position + last.n_rows;
     if (args_.is_causal) end = std::min(end, args_.first_position + args_.n_queries);
-    const int begin = std::max(args_.ranges.front().first_position, lowest_seen(0));
-    args_.first_block = begin / kBlockPositions;
-    args_.n_blocks = std::max(0, (end + kBlockPositions - 1) / kBlockPositions - args_.first_block);
+    const int first = args_.ranges.front().first_position;
+    const int begin = std::max(first, lowest_seen(0)) / kBlockPositions;
+    const int blocks_end = blocks_to(end);
+    if (args_.window > 0 && args_.keep > first) {
+      args_.first_block = first / kBlockPositions;
+      args_.n_kept_blocks = std::min(blocks_to(args_.keep), blocks_end) - args_.first_block;
+      args_.n_skipped_blocks = std::max(0, begin - (args_.first_block + args_.n_kept_blocks));
+    } else {
+      args_.first_block = begin;
+    }
+    args_.n_blocks = std::max(0, blocks_end - args_.first_block - args_.n_skipped_blocks);
   }
+
+  static int blocks_to(int position) { return position / kBlockPositions + (position % kBlockPositions != 0 ? 1 : 0); }
 
   // Leaves out the blocks that none of the part's queries sees.
   void limit_blocks(AttentionPart& part) const {
     if (args_.is_causal) {
       const int end = args_.first_position + part.query_end;
-      part.block_end = std::clamp((end + kBlockPositions - 1) / kBlockPositions - args_.first_block, 0, part.block_end);
+      part.block_end = std::clamp(index_of(blocks_to(end)), 0, part.block_end);
     }
-    part.block_begin = std::max(0, lowest_seen(part.query_begin) / kBlockPositions - args_.first_block);
+    const int begin = index_of(lowest_seen(part.query_begin) / kBlockPositions);
+    part.block_begin = args_.n_kept_blocks > 0 ? 0 : std::max(0, begin);
+  }
+
+  // Where this block is among those that are looked at: the inverse of block_at().
+  int index_of(int block) const {
+    const int index = block - args_.first_block;
+    return index <= args_.n_kept_blocks ? index : std::max(args_.n_kept_blocks, index - args_.n_skipped_blocks);
   }
 
   AttentionArgs args_;
@@ -107,7 +125,6 @@ std::size_t attention_scratch_floats(const AttentionArgs& args) {
 
 void attention(std::span<const AttentionArgs> sequences) {
   const Kernels& set = kernels();
-  thread_local Scratch scratch;
   thread_local Scratch kept;
   thread_local std::vector<AttentionPlan> plans;
   plans.clear();
@@ -120,28 +137,22 @@ void attention(std::span<const AttentionArgs> sequences) {
     n_scratch = std::max(n_scratch, attention_scratch_floats(args));
     n_kept += plan.kept_floats();
     n_parts += plan.n_parts();
-    if (plan.keeps_blocks()) n_merges += args.n_heads * args.n_queries;
+    n_merges += plan.n_merges();
   }
-  float* parts_scratch = scratch.floats(n_scratch * static_cast<std::size_t>(n_threads()));
   float* blocks = kept.floats(n_kept);
   for (AttentionPlan& plan : plans) {
     plan.args().blocks = blocks;
     blocks += plan.kept_floats();
   }
-  run_parts(n_parts, [&, plan = plans.data()](int part, int thread) {
-    std::size_t p = 0;
-    for (; part >= plan[p].n_parts(); ++p) part -= plan[p].n_parts();
-    set.attention_part(plan[p].args(), plan[p].part(part),
-                       parts_scratch + n_scratch * static_cast<std::size_t>(thread));
+  run_parts(n_parts, n_scratch, [&, plan = plans.data()](int index, float* scratch) {
+    const JobPart at = find_part(index, [plan](std::size_t p) { return plan[p].n_parts(); });
+    set.attention_part(plan[at.job].args(), plan[at.job].part(at.part), scratch);
   });
   if (n_merges == 0) return;
-  run_parts(n_merges, [&, plan = plans.data()](int merge) {
-    for (std::size_t p = 0;; ++p) {
-      const AttentionArgs& args = plan[p].args();
-      const int n_here = plan[p].keeps_blocks() ? args.n_heads * args.n_queries : 0;
-      if (merge < n_here) return set.merge_blocks(args, merge % args.n_heads, merge / args.n_heads);
-      merge -= n_here;
-    }
+  run_parts(n_merges, [&, plan = plans.data()](int index) {
+    const JobPart at = find_part(index, [plan](std::size_t p) { return plan[p].n_merges(); });
+    const AttentionArgs& args = plan[at.job].args();
+    set.merge_blocks(args, at.part % args.n_heads, at.part / args.n_heads);
   });
 }
 

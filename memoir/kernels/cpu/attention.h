@@ -76,9 +76,14 @@ struct AttentionArgs {
   std::ptrdiff_t out_head_stride;
   std::ptrdiff_t out_row_stride;
 
-  float* blocks = nullptr;  // see AttentionPlan
-  int first_block = 0;      // block of the lowest position any query sees
-  int n_blocks = 0;         // from there on
+  float* blocks = nullptr;   // see AttentionPlan
+  int first_block = 0;       // block of the lowest position any query sees
+  int n_blocks = 0;          // from there on, but for
+  int n_skipped_blocks = 0;  // these, which lie between the kept positions and the window,
+  int n_kept_blocks = 0;     // behind as many
+
+  /// The i-th block that is looked at, 0 <= i < n_blocks.
+  int block_at(int i) const { return first_block + i + (i < n_kept_blocks ? 0 : n_skipped_blocks); }
 };
 
 /// What one part computes, for the query heads of one key head: all blocks for some queries (writing out), or some
@@ -100,8 +105,8 @@ constexpr std::size_t block_floats(int value_dim) {
 /// Floats of scratch that a part needs.
 std::size_t attention_scratch_floats(const AttentionArgs& args);
 
-/// out of every query of every sequence, on all threads. blocks, first_block and n_blocks need not be set. Scratch,
-/// n_heads * n_queries * n_blocks partial results among it where queries are few, is kept per calling thread.
+/// out of every query of every sequence, on all threads. blocks and what follows it need not be set. Where queries are
+/// few, memory for n_heads * n_queries * n_blocks partial results, 64 MiB at most, is kept per calling thread.
 void attention(std::span<const AttentionArgs> sequences);
 
 }  // namespace memoir::kernels::cpu

@@ -177,7 +177,7 @@ void attention_part(const AttentionArgs& args, const AttentionPart& part, float*
   const auto stride = static_cast<std::ptrdiff_t>(block_floats(args.values.dim));
   const int n_rows = (part.query_end - part.query_begin) * (args.n_heads / args.n_kv_heads);
   for (int i = 0; i < n_rows; ++i) clear_result(results + i * stride, padded);
-  const auto rows_of = [&](int b) { return rows_of_block(args, (args.first_block + b) * kBlockPositions); };
+  const auto rows_of = [&](int b) { return rows_of_block(args, args.block_at(b) * kBlockPositions); };
   BlockRows next = part.block_begin < part.block_end ? rows_of(part.block_begin) : BlockRows{};
   for (int b = part.block_begin; b < part.block_end; ++b) {
     const BlockRows rows = next;
@@ -190,7 +190,7 @@ void attention_part(const AttentionArgs& args, const AttentionPart& part, float*
       prefetch_rows(args.keys, next, part.kv_head);
     }
     if (rows.stored != 0) {
-      const int first = (args.first_block + b) * kBlockPositions;
+      const int first = args.block_at(b) * kBlockPositions;
       attend_block<S>(args, part, {first, rows, keys_t, value_rows<S>(args, rows, part.kv_head, values)}, results,
                       stride);
     }

@@ -4,7 +4,6 @@
 
 #include "memoir/kernels/cpu/kernels.h"
 #include "memoir/kernels/cpu/pool.h"
-#include "memoir/kernels/cpu/scratch.h"
 #include "memoir/kernels/cpu/threads.h"
 
 namespace memoir::kernels::cpu {
@@ -19,12 +18,9 @@ const float* normed_rows(const NormArgs* norm, int n_rows, const float* x, float
 // gates and ups of the same outputs by the same thread, which then gates them while they are in its cache.
 void gate_products(const MatmulArgs& gates, const MatmulArgs& ups, Gate gate) {
   const Kernels& set = kernels();
-  thread_local Scratch scratch;
   const MatmulPlan plan(gates.format.n_tiles(), gates.n_rows, n_threads());
   const std::size_t n_panel = std::max(panel_floats(gates.format), panel_floats(ups.format));
-  float* panels = scratch.floats(n_panel * static_cast<std::size_t>(n_threads()));
-  run_parts(plan.n_parts(), [&](int index, int thread) {
-    float* panel = panels + n_panel * static_cast<std::size_t>(thread);
+  run_parts(plan.n_parts(), n_panel, [&](int index, float* panel) {
     const MatmulPart part = plan.part(index);
     set.matmul_part(gates, part, panel);
     set.matmul_part(ups, part, panel);

@@ -23,9 +23,10 @@ struct BlockRows {
   int begin_row = kNoRow;        // row of position c is begin_row + c for all that are stored; kNoRow if not so simple
 };
 
-std::uint64_t bits_from_to(int begin, int end) {
-  const int low = std::clamp(begin, 0, kBlockPositions);
-  const int high = std::clamp(end, 0, kBlockPositions);
+// In 64 bits, since windows and chunks may be as large as an int.
+std::uint64_t bits_from_to(std::int64_t begin, std::int64_t end) {
+  const auto low = static_cast<int>(std::clamp<std::int64_t>(begin, 0, kBlockPositions));
+  const auto high = static_cast<int>(std::clamp<std::int64_t>(end, 0, kBlockPositions));
   if (high <= low) return 0;
   const std::uint64_t below_high = high == kBlockPositions ? ~std::uint64_t{0} : (std::uint64_t{1} << high) - 1;
   const std::uint64_t below_low = (std::uint64_t{1} << low) - 1;
@@ -59,12 +60,12 @@ BlockRows rows_of_block(const AttentionArgs& args, int first) {
 std::uint64_t visible_positions(const AttentionArgs& args, int position, int first) {
   std::uint64_t visible = args.is_causal ? bits_from_to(0, position + 1 - first) : ~std::uint64_t{0};
   if (args.window > 0) {
-    const std::uint64_t kept = bits_from_to(0, args.keep - first);
-    visible &= kept | bits_from_to(position + 1 - args.window - first, kBlockPositions);
+    const std::uint64_t kept = bits_from_to(0, args.keep - std::int64_t{first});
+    visible &= kept | bits_from_to(std::int64_t{position} + 1 - args.window - first, kBlockPositions);
   }
   if (args.chunk > 0) {
-    const int begin = position / args.chunk * args.chunk;
-    visible &= bits_from_to(begin - first, begin + args.chunk - first);
+    const std::int64_t begin = std::int64_t{position / args.chunk} * args.chunk - first;
+    visible &= bits_from_to(begin, begin + args.chunk);
   }
   return visible;
 }

@@ -5,7 +5,6 @@
 
 #include "memoir/kernels/cpu/kernels.h"
 #include "memoir/kernels/cpu/pool.h"
-#include "memoir/kernels/cpu/scratch.h"
 #include "memoir/kernels/cpu/threads.h"
 
 namespace memoir::kernels::cpu {
@@ -46,7 +45,6 @@ std::size_t panel_floats(const PackedFormat& format) {
 
 void matmul(std::span<const MatmulArgs> products) {
   const Kernels& set = kernels();
-  thread_local Scratch scratch;
   thread_local std::vector<MatmulPlan> plans;
   plans.clear();
   std::size_t n_panel = 0;
@@ -56,11 +54,9 @@ void matmul(std::span<const MatmulArgs> products) {
     n_parts += plans.back().n_parts();
     n_panel = std::max(n_panel, panel_floats(args.format));
   }
-  float* panels = scratch.floats(n_panel * static_cast<std::size_t>(n_threads()));
-  run_parts(n_parts, [&, plan = plans.data()](int part, int thread) {
-    std::size_t p = 0;
-    for (; part >= plan[p].n_parts(); ++p) part -= plan[p].n_parts();
-    set.matmul_part(products[p], plan[p].part(part), panels + n_panel * static_cast<std::size_t>(thread));
+  run_parts(n_parts, n_panel, [&, plan = plans.data()](int index, float* panel) {
+    const JobPart at = find_part(index, [plan](std::size_t p) { return plan[p].n_parts(); });
+    set.matmul_part(products[at.job], plan[at.job].part(at.part), panel);
   });
 }
 

@@ -56,7 +56,7 @@ class MatmulPlan {
 /// Floats of scratch that one part of this product needs.
 std::size_t panel_floats(const PackedFormat& format);
 
-/// Several products, on all threads as one job. Scratch is kept per calling thread.
+/// Several products, on all threads as one job.
 void matmul(std::span<const MatmulArgs> products);
 
 }  // namespace memoir::kernels::cpu

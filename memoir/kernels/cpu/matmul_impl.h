@@ -79,7 +79,7 @@ struct Sums {
 };
 
 // How far ahead of its use a weight is asked for. The processor's own prefetcher stops at each page of 4 KiB, and a
-// tile is hardly longer; farther than this, and the beginning of the next run is asked for too late.
+// tile is hardly longer. Past the end of a tile it is the tile's counterpart in the next run that comes next.
 constexpr std::size_t kPrefetchBytes = 2048;
 
 // kRows rows of x against kTiles tiles, the codes turned to weights on the way: for few rows.
@@ -92,6 +92,7 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
   const std::size_t block_bytes = static_cast<std::size_t>(kLow + kHigh) * kLanes * 4;
   const float* x = args.x + static_cast<std::size_t>(row) * n_columns;
   const std::byte* at = args.weights + static_cast<std::size_t>(tile) * tile_bytes;
+  const std::byte* const prefetch_end = at + tile_bytes - std::min(kPrefetchBytes, tile_bytes);
   Sums<S, kRows, kTiles> sums;
   for (int g = 0; g < format.n_groups(); ++g) {
     typename S::F scale[kTiles];
@@ -102,8 +103,9 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
     });
     at += 2 * scale_bytes;
     for (int k = 0; k < format.group_size; k += kBlock, at += block_bytes, x += kBlock) {
+      const std::byte* ahead = at + kPrefetchBytes + (at < prefetch_end ? 0 : (kTiles - 1) * tile_bytes);
       unrolled<kTiles*(kLow + kHigh)>([&](auto i) __attribute__((always_inline)) {
-        __builtin_prefetch(at + static_cast<std::size_t>(i / (kLow + kHigh)) * tile_bytes + kPrefetchBytes +
+        __builtin_prefetch(ahead + static_cast<std::size_t>(i / (kLow + kHigh)) * tile_bytes +
                                static_cast<std::size_t>(i % (kLow + kHigh)) * kLanes * 4,
                            0, 3);
       });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "memoir/base/half.h"
@@ -161,7 +162,7 @@ void unpack_quantized_row(const PackedFormat& format, const std::byte* tile, int
     for (int k = 0; k < format.group_size; ++k) {
       const auto* words =
           reinterpret_cast<const std::uint32_t*>(block + static_cast<std::size_t>(k / kBlock) * format.block_bytes());
-      *out++ = scale * static_cast<float>(packed_code(format.bits, words, k % kBlock, lane)) + bias;
+      *out++ = std::fma(static_cast<float>(packed_code(format.bits, words, k % kBlock, lane)), scale, bias);
     }
   }
 }

@@ -67,7 +67,7 @@ void pack_dense(const PackedFormat& format, const std::byte* values, std::byte* 
 void pack_quantized(const PackedFormat& format, const std::uint32_t* words, const std::byte* scales,
                     const std::byte* biases, std::byte* out);
 
-/// One row as float32: out has n_columns. 0 <= row < n_rows.
+/// One row as float32, each value rounded as matmul.h has it: out has n_columns. 0 <= row < n_rows.
 void unpack_row(const PackedFormat& format, const std::byte* packed, int row, float* out);
 
 }  // namespace memoir::kernels::cpu

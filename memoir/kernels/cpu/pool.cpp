@@ -4,7 +4,9 @@
 #include <mutex>
 #include <system_error>
 
+#include "memoir/kernels/cpu/packed.h"
 #include "memoir/kernels/cpu/pause.h"
+#include "memoir/kernels/cpu/scratch.h"
 #include "memoir/kernels/cpu/threads.h"
 
 namespace memoir::kernels::cpu {
@@ -94,17 +96,44 @@ void Pool::run(int n_parts, Job job, const void* context) {
   }
 }
 
-void run_parts(int n_parts, Pool::Job job, const void* context) {
-  static std::mutex turn;
-  static std::unique_ptr<Pool> pool;
-  static int n_wanted = 0;
-  const std::lock_guard lock(turn);
-  if (!pool || n_wanted != n_threads()) {
-    n_wanted = n_threads();
-    pool.reset();
-    pool = std::make_unique<Pool>(n_wanted);
+namespace {
+
+// Never destroyed: at exit MLX's stream may still be at work.
+struct SharedPool {
+  std::mutex turn;
+  std::unique_ptr<Pool> pool;
+  int n_wanted = 0;
+  Scratch scratch;
+};
+
+struct ScratchContext {
+  ScratchJob job;
+  const void* context;
+  float* scratch;
+  std::size_t n_floats;
+};
+
+}  // namespace
+
+void run_parts(int n_parts, std::size_t n_scratch, ScratchJob job, const void* context) {
+  static SharedPool& shared = *new SharedPool;
+  const std::lock_guard lock(shared.turn);
+  const int n_wanted = n_threads();
+  if (!shared.pool || shared.n_wanted != n_wanted) {
+    shared.pool.reset();
+    shared.pool = std::make_unique<Pool>(n_wanted);
+    shared.n_wanted = n_wanted;
   }
-  pool->run(n_parts, job, context);
+  const std::size_t n_floats = (n_scratch + kLanes - 1) / kLanes * kLanes;
+  float* scratch = shared.scratch.floats(n_floats * static_cast<std::size_t>(shared.pool->n_threads()));
+  const ScratchContext with_scratch{job, context, scratch, n_floats};
+  shared.pool->run(
+      n_parts,
+      [](const void* opaque, int part, int thread) {
+        const auto& c = *static_cast<const ScratchContext*>(opaque);
+        c.job(c.context, part, c.scratch + c.n_floats * static_cast<std::size_t>(thread));
+      },
+      &with_scratch);
 }
 
 }  // namespace memoir::kernels::cpu

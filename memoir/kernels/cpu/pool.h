@@ -7,9 +7,9 @@
 // Threads: run_parts() may be called from any thread; calls take turns. Pool itself: one thread at a time.
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 namespace memoir::kernels::cpu {
@@ -52,24 +52,43 @@ class Pool {
   std::atomic<bool> is_ending_{false};
 };
 
-/// Pool::run on the process's pool, of n_threads() threads (threads.h); it is remade when that number has changed. Not
-/// to be called from inside a job.
-void run_parts(int n_parts, Pool::Job job, const void* context);
+/// Does one part of a job with scratch that no other part uses at the same time.
+using ScratchJob = void (*)(const void* context, int part, float* scratch);
 
-/// The same for anything that can be called with (part) or (part, thread), thread < n_threads().
+/// All parts of a job on the process's pool, of n_threads() threads (threads.h); it is remade when that number has
+/// changed. Each thread has n_scratch floats at a multiple of 64 bytes, with any contents; the pool keeps that memory
+/// from call to call, so that a decode step allocates nothing. Not to be called from inside a job. Throws
+/// std::bad_alloc before any part is done.
+void run_parts(int n_parts, std::size_t n_scratch, ScratchJob job, const void* context);
+
+/// The same for anything that can be called with (part, scratch).
+template <typename Callable>
+void run_parts(int n_parts, std::size_t n_scratch, const Callable& job) {
+  run_parts(
+      n_parts, n_scratch,
+      [](const void* context, int part, float* scratch) { (*static_cast<const Callable*>(context))(part, scratch); },
+      &job);
+}
+
+/// And for what needs none.
 template <typename Callable>
 void run_parts(int n_parts, const Callable& job) {
-  run_parts(
-      n_parts,
-      [](const void* context, int part, int thread) {
-        const auto& call = *static_cast<const Callable*>(context);
-        if constexpr (std::is_invocable_v<const Callable&, int, int>) {
-          call(part, thread);
-        } else {
-          call(part);
-        }
-      },
-      &job);
+  run_parts(n_parts, 0, [&job](int part, float*) { job(part); });
+}
+
+/// Part `part` of several jobs one after the other, the i-th of n_parts_of(i) parts: which job, and which of its parts.
+struct JobPart {
+  std::size_t job;
+  int part;
+};
+template <typename Count>
+JobPart find_part(int part, const Count& n_parts_of) {
+  std::size_t job = 0;
+  for (int n = n_parts_of(job); part >= n; n = n_parts_of(job)) {
+    part -= n;
+    ++job;
+  }
+  return {job, part};
 }
 
 }  // namespace memoir::kernels::cpu
