@@ -70,31 +70,66 @@ std::uint64_t visible_positions(const AttentionArgs& args, int position, int fir
   return visible;
 }
 
-// 16 consecutive codes of MLX's form from code `index` of a row on, low bits first.
-template <typename S>
-typename S::I codes_at(const std::uint32_t* words, int bits, int index) {
-  std::int32_t codes[kLanes];
-  const std::uint32_t mask = (1U << bits) - 1U;
-  int bit = index * bits;
-  for (std::int32_t& code : codes) {
-    const int word = bit / 32;
-    const int shift = bit % 32;
-    std::uint32_t value = words[word] >> shift;
-    if (shift + bits > 32) value |= words[word + 1] << (32 - shift);
-    code = static_cast<std::int32_t>(value & mask);
-    bit += bits;
+// How 16 consecutive codes of kBits bits, low bits first as in MLX's form, come out of the 2 * kBits bytes they fill:
+// lane i takes the two bytes that hold its code, shifted down.
+template <int kBits>
+struct CodePattern {
+  std::uint8_t bytes[4 * kLanes];
+  std::int32_t shifts[kLanes];
+
+  constexpr CodePattern() : bytes(), shifts() {
+    constexpr std::uint8_t kNone = 128;
+    for (int i = 0; i < kLanes; ++i) {
+      const int first = i * kBits / 8;
+      bytes[4 * i] = static_cast<std::uint8_t>(first);
+      bytes[4 * i + 1] = first + 1 < 2 * kBits ? static_cast<std::uint8_t>(first + 1) : kNone;
+      bytes[4 * i + 2] = bytes[4 * i + 3] = kNone;
+      shifts[i] = i * kBits % 8;
+    }
   }
-  return S::int_load(codes);
+};
+
+template <typename S, int kBits>
+[[gnu::always_inline]] inline typename S::F codes_at(const std::byte* bytes) {
+  static constexpr CodePattern<kBits> kPattern;
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  std::memcpy(&low, bytes, std::min(2 * kBits, 8));
+  if constexpr (2 * kBits > 8) std::memcpy(&high, bytes + 8, 2 * kBits - 8);
+  const typename S::I lanes = S::bytes_to_lanes(low, high, kPattern.bytes);
+  const typename S::I shifted = S::shift_right_lanes(lanes, S::int_load(kPattern.shifts));
+  return S::to_float(S::int_and(shifted, S::int_set((1 << kBits) - 1)));
+}
+
+template <typename S, int kBits>
+void unpack_codes(const KvRows& rows, const std::byte* codes, std::ptrdiff_t scale_at, float* out) {
+  const std::ptrdiff_t at = scale_at * static_cast<std::ptrdiff_t>(element_bytes(rows.element));
+  const auto* scales = static_cast<const std::byte*>(rows.scales) + at;
+  const auto* biases = static_cast<const std::byte*>(rows.biases) + at;
+  for (std::size_t g = 0; g < static_cast<std::size_t>(rows.dim / rows.group_size); ++g) {
+    const typename S::F scale = S::set(element_at(rows.element, scales, g));
+    const typename S::F bias = S::set(element_at(rows.element, biases, g));
+    for (int i = 0; i < rows.group_size; i += kLanes, codes += 2 * kBits, out += kLanes) {
+      S::store(out, S::fma(codes_at<S, kBits>(codes), scale, bias));
+    }
+  }
 }
 
 template <typename S>
-void unpack_codes(const KvRows& rows, const std::uint32_t* words, std::ptrdiff_t scale_at, float* out) {
-  const std::size_t size = element_bytes(rows.element);
-  for (int i = 0; i < rows.dim; i += kLanes) {
-    const std::ptrdiff_t at = (scale_at + i / rows.group_size) * static_cast<std::ptrdiff_t>(size);
-    const typename S::F scale = S::set(element_at(rows.element, static_cast<const std::byte*>(rows.scales) + at, 0));
-    const typename S::F bias = S::set(element_at(rows.element, static_cast<const std::byte*>(rows.biases) + at, 0));
-    S::store(out + i, S::fma(S::to_float(codes_at<S>(words, rows.bits, i)), scale, bias));
+void unpack_row(const KvRows& rows, const std::byte* codes, std::ptrdiff_t scale_at, float* out) {
+  switch (rows.bits) {
+    case 2:
+      return unpack_codes<S, 2>(rows, codes, scale_at, out);
+    case 3:
+      return unpack_codes<S, 3>(rows, codes, scale_at, out);
+    case 4:
+      return unpack_codes<S, 4>(rows, codes, scale_at, out);
+    case 5:
+      return unpack_codes<S, 5>(rows, codes, scale_at, out);
+    case 6:
+      return unpack_codes<S, 6>(rows, codes, scale_at, out);
+    default:
+      return unpack_codes<S, 8>(rows, codes, scale_at, out);
   }
 }
 
@@ -105,7 +140,8 @@ const float* float_row(const KvRows& rows, int head, int row, float* buffer) {
   const std::ptrdiff_t at = head * rows.head_stride + row * rows.row_stride;
   if (rows.bits > 0) {
     const std::ptrdiff_t scale_at = head * rows.scale_head_stride + row * rows.scale_row_stride;
-    unpack_codes<S>(rows, static_cast<const std::uint32_t*>(rows.data) + at, scale_at, buffer);
+    const auto* words = static_cast<const std::uint32_t*>(rows.data) + at;
+    unpack_row<S>(rows, reinterpret_cast<const std::byte*>(words), scale_at, buffer);
     return buffer;
   }
   if (rows.element == Element::kF32) return static_cast<const float*>(rows.data) + at;

@@ -35,7 +35,7 @@ struct MatmulPart {
   int row_end;
 };
 
-/// Tiles that are multiplied side by side, so that their sums hide each other's latency.
+/// Parts are cut at multiples of so many tiles: no instruction set multiplies more of them side by side.
 inline constexpr int kTileRun = 4;
 
 /// How a product of n_rows rows is cut into parts: runs of tiles, and for many rows also blocks of rows.

@@ -169,9 +169,18 @@ void dense_run(const MatmulArgs& args, const std::byte* at, std::size_t tile_byt
 // kTiles tiles from `tile` on, whatever the format.
 template <typename S, int kLow, int kHigh, int kTiles>
 void quantized_run(const MatmulArgs& args, int tile, const MatmulPart& part, float* panel) {
-  const int n_rows = part.row_end - part.row_begin;
-  if (n_rows == 1) return quantized_rows<S, kLow, kHigh, 1, kTiles>(args, tile, part.row_begin);
-  if (n_rows == 2) return quantized_rows<S, kLow, kHigh, 2, kTiles>(args, tile, part.row_begin);
+  constexpr int kMinPanelRows = 3 * S::kFewRows;  // below, it is cheaper to make the weights several times
+  if (part.row_end - part.row_begin < kMinPanelRows) {
+    int row = part.row_begin;
+    for (; row + S::kFewRows <= part.row_end; row += S::kFewRows) {
+      quantized_rows<S, kLow, kHigh, S::kFewRows, kTiles>(args, tile, row);
+    }
+    if constexpr (S::kFewRows > 2) {
+      for (; row + 2 <= part.row_end; row += 2) quantized_rows<S, kLow, kHigh, 2, kTiles>(args, tile, row);
+    }
+    for (; row < part.row_end; ++row) quantized_rows<S, kLow, kHigh, 1, kTiles>(args, tile, row);
+    return;
+  }
   const std::size_t tile_floats = static_cast<std::size_t>(args.format.n_columns) * kLanes;
   for (int t = 0; t < kTiles; ++t) {
     unpack_tile<S, kLow, kHigh>(args.format,
@@ -215,7 +224,7 @@ void run(const MatmulArgs& args, int tile, const MatmulPart& part, float* panel)
 template <typename S>
 void matmul_part(const MatmulArgs& args, const MatmulPart& part, float* panel) {
   int tile = part.tile_begin;
-  for (; tile + kTileRun <= part.tile_end; tile += kTileRun) run<S, kTileRun>(args, tile, part, panel);
+  for (; tile + S::kTiles <= part.tile_end; tile += S::kTiles) run<S, S::kTiles>(args, tile, part, panel);
   for (; tile < part.tile_end; ++tile) run<S, 1>(args, tile, part, panel);
 }
 

@@ -17,7 +17,9 @@ struct Avx2 {
     __m256i low, high;
   };
 
-  static constexpr int kRows = 2;
+  static constexpr int kRows = 3;     // 3 x kTiles sums of two registers each leave some of the 16
+  static constexpr int kTiles = 2;    // multiplied side by side, so that their sums hide each other's latency
+  static constexpr int kFewRows = 2;  // rows whose sums fit beside weights that are made on the way
 
   static F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static F set(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
@@ -62,6 +64,17 @@ struct Avx2 {
   template <int kBits>
   static I shift_left(I a) {
     return {_mm256_slli_epi32(a.low, kBits), _mm256_slli_epi32(a.high, kBits)};
+  }
+  static I shift_right_lanes(I a, I counts) {
+    return {_mm256_srlv_epi32(a.low, counts.low), _mm256_srlv_epi32(a.high, counts.high)};
+  }
+  /// Lane i: the bytes pattern[4 i] .. pattern[4 i + 3] of the 16 in low and high, 0 where one is 128 or more.
+  static I bytes_to_lanes(std::uint64_t low, std::uint64_t high, const std::uint8_t* pattern) {
+    const __m256i bytes =
+        _mm256_broadcastsi128_si256(_mm_set_epi64x(static_cast<std::int64_t>(high), static_cast<std::int64_t>(low)));
+    const auto* patterns = reinterpret_cast<const __m256i*>(pattern);
+    return {_mm256_shuffle_epi8(bytes, _mm256_loadu_si256(patterns)),
+            _mm256_shuffle_epi8(bytes, _mm256_loadu_si256(patterns + 1))};
   }
   static F to_float(I a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
   static I bits_of(F a) { return {_mm256_castps_si256(a.low), _mm256_castps_si256(a.high)}; }

@@ -13,7 +13,9 @@ struct Avx512 {
   using F = __m512;   // 16 float32
   using I = __m512i;  // 16 int32
 
-  static constexpr int kRows = 6;  // 6 x kTileRun sums fit the 32 registers
+  static constexpr int kRows = 6;     // 6 x kTiles sums fit the 32 registers
+  static constexpr int kTiles = 4;    // multiplied side by side, so that their sums hide each other's latency
+  static constexpr int kFewRows = 4;  // rows whose sums fit beside weights that are made on the way
 
   static F zero() { return _mm512_setzero_ps(); }
   static F set(float value) { return _mm512_set1_ps(value); }
@@ -50,6 +52,16 @@ struct Avx512 {
   template <int kBits>
   static I shift_left(I a) {
     return _mm512_slli_epi32(a, kBits);
+  }
+  static I shift_right_lanes(I a, I counts) { return _mm512_srlv_epi32(a, counts); }
+  /// Lane i: the bytes pattern[4 i] .. pattern[4 i + 3] of the 16 in low and high, 0 where one is 128 or more.
+  static I bytes_to_lanes(std::uint64_t low, std::uint64_t high, const std::uint8_t* pattern) {
+    const __m256i bytes =
+        _mm256_broadcastsi128_si256(_mm_set_epi64x(static_cast<std::int64_t>(high), static_cast<std::int64_t>(low)));
+    const auto* patterns = reinterpret_cast<const __m256i*>(pattern);
+    const __m256i first = _mm256_shuffle_epi8(bytes, _mm256_loadu_si256(patterns));
+    const __m256i second = _mm256_shuffle_epi8(bytes, _mm256_loadu_si256(patterns + 1));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
   }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static I bits_of(F a) { return _mm512_castps_si512(a); }

@@ -19,7 +19,9 @@ struct Portable {
     std::int32_t lane[16];
   };
 
-  static constexpr int kRows = 2;
+  static constexpr int kRows = 2;     // multiplied at once,
+  static constexpr int kTiles = 4;    // with as many tiles side by side
+  static constexpr int kFewRows = 2;  // and where the weights are made on the way
 
   static F zero() { return set(0); }
   static F set(float value) {
@@ -83,6 +85,21 @@ struct Portable {
   template <int kBits>
   static I shift_left(I a) {
     return int_each([&](int i) { return bits(a, i) << kBits; });
+  }
+  static I shift_right_lanes(I a, I counts) {
+    return int_each([&](int i) { return bits(a, i) >> bits(counts, i); });
+  }
+  /// Lane i: the bytes pattern[4 i] .. pattern[4 i + 3] of the 16 in low and high, 0 where one is 128 or more.
+  static I bytes_to_lanes(std::uint64_t low, std::uint64_t high, const std::uint8_t* pattern) {
+    return int_each([&](int i) {
+      std::uint32_t value = 0;
+      for (int b = 0; b < 4; ++b) {
+        const std::uint32_t index = pattern[4 * i + b];
+        if (index >= 128) continue;
+        value |= static_cast<std::uint32_t>(((index < 8 ? low : high) >> (index % 8 * 8)) & 0xFFU) << (8 * b);
+      }
+      return value;
+    });
   }
   static F to_float(I a) {
     return each([&](int i) { return static_cast<float>(a.lane[i]); });
