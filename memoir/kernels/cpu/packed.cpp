@@ -61,7 +61,14 @@ Codes block_codes(const std::uint32_t* words, int bits) {
   return codes;
 }
 
-void pack_block(int bits, const Codes& codes, int lane, std::uint32_t* block) {
+// For 2, 4 and 8 bits, one plane: a word's lower half is one half of a word in MLX's form as it is, and its upper half
+// another one, 16 columns later.
+void pack_halves(int bits, const std::uint32_t* words, int lane, std::uint32_t* block) {
+  const auto half = [words](int i) { return (words[i / 2] >> (i % 2 * 16)) & 0xFFFFU; };
+  for (int word = 0; word < bits; ++word) block[word * kLanes + lane] = half(word) | half(word + bits) << 16;
+}
+
+void pack_codes(int bits, const Codes& codes, int lane, std::uint32_t* block) {
   for (const Plane& plane : planes_of(bits)) {
     if (plane.bits == 0) continue;
     const std::uint32_t mask = (1U << plane.bits) - 1U;
@@ -77,6 +84,11 @@ void pack_block(int bits, const Codes& codes, int lane, std::uint32_t* block) {
     }
     block += plane.bits * kLanes;
   }
+}
+
+void pack_block(int bits, const std::uint32_t* words, int lane, std::uint32_t* block) {
+  if (bits == 2 || bits == 4 || bits == 8) return pack_halves(bits, words, lane, block);
+  pack_codes(bits, block_codes(words, bits), lane, block);
 }
 
 // Calls pack_row for the rows of each tile, tiles in parallel, the last one zeroed first for the rows it lacks.
@@ -133,8 +145,7 @@ void pack_quantized(const PackedFormat& format, const std::uint32_t* words, cons
       for (int k = 0; k < format.group_size; k += kBlock, block += format.block_bytes()) {
         const std::size_t column = g * static_cast<std::size_t>(format.group_size) + static_cast<std::size_t>(k);
         const std::uint32_t* codes = words + r * row_words + column * static_cast<std::size_t>(format.bits) / 32;
-        pack_block(format.bits, block_codes(codes, format.bits), static_cast<int>(lane),
-                   reinterpret_cast<std::uint32_t*>(block));
+        pack_block(format.bits, codes, static_cast<int>(lane), reinterpret_cast<std::uint32_t*>(block));
       }
     }
   });
