@@ -166,7 +166,7 @@ void kv_write(benchmark::State& state) {
   std::vector<std::uint32_t> data(std::size_t{kKvHeads} * kCapacity * kDim);
   std::vector<std::uint16_t> scales(std::size_t{kKvHeads} * kCapacity * kDim / kGroup);
   const int row_elements = bits > 0 ? kDim * bits / 32 : kDim;
-  KvWriteArgs args{1, kKvHeads, n_tokens, x.data(), {}, 0, 0, {}};
+  KvWriteArgs args{1, kKvHeads, n_tokens, x.data(), 0, std::ptrdiff_t{n_tokens} * kDim, kDim, {}, 0, 0, {}};
   args.rows = {kDim, Element::kF16, data.data(), std::ptrdiff_t{kCapacity} * row_elements, row_elements};
   args.rows.bits = bits;
   args.rows.group_size = kGroup;

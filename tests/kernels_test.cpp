@@ -446,6 +446,32 @@ TEST(AttentionKernel, AgreesWithMlxOnBatchesMasksSinksAndHalves) {
   }
 }
 
+// Sequences of different lengths, kinds and turns side by side: each gets the bits that it gets alone.
+TEST(AttentionKernel, GivesEachOfSeveralSequencesItsOwnBits) {
+  const auto rows = [](int n, unsigned seed) { return random_array({1, 2, n, 32}, seed); };
+  const std::vector<SequenceHistory> sequences = {
+      {1, {{rows(9, 1)}, {rows(9, 2)}, {{0, 0, 9}}}},
+      {5, {{mx::astype(rows(70, 3), mx::float16)}, {rows(70, 4)}, {{30, 40, 30}, {60, 0, 40}}}},
+      {2, {{rows(2, 5)}, {rows(2, 6)}, {{0, 0, 2}}}}};
+  const mx::array q = mx::transpose(random_array({1, 8, 4, 32}, 7), {0, 2, 1, 3});
+  const AttentionOptions options{.scale = 0.25F, .window = 50, .sinks = random_array({4}, 8)};
+  std::vector<mx::array> alone;
+  int begin = 0;
+  for (const SequenceHistory& s : sequences) {
+    alone.push_back(attention(mx::slice(q, {0, 0, begin, 0}, {1, 4, begin + s.n_queries, 32}), s.history, options));
+    begin += s.n_queries;
+  }
+  EXPECT_TRUE(mx::array_equal(attention(q, sequences, options), mx::concatenate(alone, 1)).item<bool>());
+  std::vector<SequenceHistory> wrong = sequences;
+  wrong[0].n_queries = 2;
+  EXPECT_THROW(attention(q, wrong, options), std::invalid_argument);
+  wrong[1].n_queries = 4;
+  EXPECT_NO_THROW(attention(q, wrong, options));
+  wrong[2].n_queries = 3;
+  EXPECT_THROW(attention(q, wrong, options), std::invalid_argument);
+  EXPECT_THROW(attention(q, std::vector<SequenceHistory>{}, options), std::invalid_argument);
+}
+
 KvBuffer quantized_buffer(const mx::array& rows, int group_size, int bits) {
   const std::vector<mx::array> parts = mx::quantize(rows, group_size, bits);
   return {parts[0], Quantization{parts[1], parts[2], group_size, bits}};

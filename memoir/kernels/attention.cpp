@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -84,11 +85,21 @@ Format append_inputs(const KvBuffer& buffer, std::vector<mx::array>& inputs) {
   return {buffer.dim(), q.bits, q.group_size};
 }
 
+// Sequences that share a buffer, and their queries among all.
+struct Group {
+  Format keys;
+  Format values;
+  std::vector<KvRange> ranges;
+  int query_begin;
+  int n_queries;
+
+  std::size_t n_inputs() const { return keys.n_inputs() + values.n_inputs(); }
+};
+
 class AttentionPrimitive : public CpuPrimitive {
  public:
-  AttentionPrimitive(mx::Stream stream, Format keys, Format values, std::vector<KvRange> ranges,
-                     AttentionOptions options)
-      : CpuPrimitive(stream), keys_(keys), values_(values), ranges_(std::move(ranges)), options_(std::move(options)) {
+  AttentionPrimitive(mx::Stream stream, std::vector<Group> groups, AttentionOptions options)
+      : CpuPrimitive(stream), groups_(std::move(groups)), options_(std::move(options)) {
     has_sinks_ = options_.sinks.has_value();
     has_mask_ = options_.mask.has_value();
     options_.sinks.reset();  // they are among the inputs
@@ -96,28 +107,36 @@ class AttentionPrimitive : public CpuPrimitive {
   }
   DEFINE_NAME(Attention)
 
-  // inputs: queries [B, H, T, Dk], those of the keys, of the values, and where there are any sinks [H], mask.
+  // inputs: queries [B, H, T, Dk], those of each group's keys and values, and where there are any sinks [H], mask.
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     const mx::array& q = inputs[0];
-    const float* queries = floats_of(q);
-    const Rows keys = sequences_of(keys_, &inputs[1]);
-    const Rows values = sequences_of(values_, &inputs[1 + keys_.n_inputs()]);
+    const Strided queries = rows_of(q);
     float* out = allocate(outputs[0]);
-    const float* sinks = has_sinks_ ? floats_of(inputs[1 + keys_.n_inputs() + values_.n_inputs()]) : nullptr;
-    const mx::array* mask = has_mask_ ? &inputs.back() : nullptr;
+    const float* sinks = has_sinks_ ? floats_of(inputs[inputs.size() - (has_mask_ ? 2 : 1)]) : nullptr;
     std::vector<cpu::AttentionArgs> sequences;
-    for (int b = 0; b < q.shape(0); ++b) {
-      cpu::AttentionArgs args = sequence(q, inputs[1].shape(1));
-      args.keys = keys.of_sequence(b);
-      args.values = values.of_sequence(b);
-      args.queries = queries + static_cast<std::ptrdiff_t>(b) * q.shape(1) * q.shape(2) * q.shape(3);
-      args.sinks = sinks;
-      if (mask) set_mask(*mask, b, args);
-      args.out = out + b * args.out_row_stride * q.shape(2);
-      sequences.push_back(args);
+    std::vector<std::vector<KvRange>> ranges;
+    const mx::array* buffers = &inputs[1];
+    for (const Group& group : groups_) {
+      const Rows keys = sequences_of(group.keys, buffers);
+      const Rows values = sequences_of(group.values, buffers + group.keys.n_inputs());
+      for (int b = 0; b < q.shape(0); ++b) {
+        cpu::AttentionArgs args = sequence(group, q.shape(1), buffers[0].shape(1));
+        args.keys = keys.of_sequence(b);
+        args.values = values.of_sequence(b);
+        args.query_head_stride = queries.strides[1];
+        args.query_row_stride = queries.strides[2];
+        args.queries =
+            static_cast<const float*>(queries.data) + b * queries.strides[0] + group.query_begin * queries.strides[2];
+        args.sinks = sinks;
+        if (has_mask_) set_mask(inputs.back(), b, args);
+        args.out = out + (static_cast<std::ptrdiff_t>(b) * q.shape(2) + group.query_begin) * args.out_row_stride;
+        sequences.push_back(args);
+        ranges.push_back(group.ranges);
+      }
+      buffers += group.n_inputs();
     }
-    queue([sequences = std::move(sequences), ranges = ranges_]() mutable {
-      for (cpu::AttentionArgs& args : sequences) args.ranges = ranges;
+    queue([sequences = std::move(sequences), ranges = std::move(ranges)]() mutable {
+      for (std::size_t i = 0; i < sequences.size(); ++i) sequences[i].ranges = ranges[i];
       cpu::attention(sequences);
     });
   }
@@ -163,22 +182,20 @@ class AttentionPrimitive : public CpuPrimitive {
     return rows;
   }
 
-  cpu::AttentionArgs sequence(const mx::array& q, int n_kv_heads) const {
+  cpu::AttentionArgs sequence(const Group& group, int n_heads, int n_kv_heads) const {
     cpu::AttentionArgs args{};
-    args.n_heads = q.shape(1);
+    args.n_heads = n_heads;
     args.n_kv_heads = n_kv_heads;
-    args.n_queries = q.shape(2);
-    args.first_position = ranges_.back().first_position + ranges_.back().n_rows - q.shape(2);
-    args.query_row_stride = q.shape(3);
-    args.query_head_stride = static_cast<std::ptrdiff_t>(q.shape(2)) * q.shape(3);
+    args.n_queries = group.n_queries;
+    args.first_position = group.ranges.back().first_position + group.ranges.back().n_rows - group.n_queries;
     args.scale = options_.scale;
     args.soft_cap = options_.soft_cap;
     args.window = options_.window.value_or(0);
     args.keep = options_.keep;
     args.chunk = options_.chunk.value_or(0);
     args.is_causal = options_.is_causal;
-    args.out_head_stride = values_.dim;
-    args.out_row_stride = static_cast<std::ptrdiff_t>(q.shape(1)) * values_.dim;
+    args.out_head_stride = group.values.dim;
+    args.out_row_stride = static_cast<std::ptrdiff_t>(n_heads) * group.values.dim;
     return args;
   }
 
@@ -192,27 +209,32 @@ class AttentionPrimitive : public CpuPrimitive {
     args.mask = mask.data<std::uint8_t>() + at * static_cast<std::ptrdiff_t>(mask.itemsize());
   }
 
-  Format keys_;
-  Format values_;
-  std::vector<KvRange> ranges_;
+  std::vector<Group> groups_;
   AttentionOptions options_;
   bool has_sinks_;
   bool has_mask_;
 };
 
-mx::array cpu_attention(const mx::array& queries, const History& history, const AttentionOptions& options) {
+// Of one history for all sequences, or one for each.
+mx::array cpu_attention(const mx::array& queries, std::span<const SequenceHistory> sequences,
+                        const AttentionOptions& options) {
   std::vector<mx::array> inputs = {as_float(queries)};
-  const Format keys = append_inputs(history.keys, inputs);
-  const Format values = append_inputs(history.values, inputs);
+  std::vector<Group> groups;
+  int query_begin = 0;
+  for (const SequenceHistory& s : sequences) {
+    const Format keys = append_inputs(s.history.keys, inputs);
+    const Format values = append_inputs(s.history.values, inputs);
+    groups.push_back({keys, values, s.history.ranges, query_begin, s.n_queries});
+    query_begin += s.n_queries;
+  }
   if (options.sinks) inputs.push_back(as_float(*options.sinks));
   if (options.mask) {
     const mx::array& mask = *options.mask;
     inputs.push_back(mx::contiguous(mask.dtype() == mx::bool_ ? mask : as_float(mask), false, cpu_stream()));
   }
-  mx::Shape shape{queries.shape(0), queries.shape(2), queries.shape(1) * values.dim};
+  mx::Shape shape{queries.shape(0), queries.shape(2), queries.shape(1) * groups[0].values.dim};
   const mx::array y(std::move(shape), mx::float32,
-                    std::make_shared<AttentionPrimitive>(cpu_stream(), keys, values, history.ranges, options),
-                    std::move(inputs));
+                    std::make_shared<AttentionPrimitive>(cpu_stream(), std::move(groups), options), std::move(inputs));
   return mx::astype(y, queries.dtype(), cpu_stream());
 }
 
@@ -292,10 +314,44 @@ mx::array composed_attention(const mx::array& queries, const History& history, c
 mx::array attention(const mx::array& queries, const History& history, const AttentionOptions& options) {
   check_shapes(queries, history);
   check_options(queries, history, options);
-  if (on_cpu()) return cpu_attention(queries, history, options);
+  if (on_cpu()) return cpu_attention(queries, std::vector<SequenceHistory>{{queries.shape(2), history}}, options);
   const mx::array heads = composed_attention(queries, history, options);  // [B, H, T, Dv]
   return mx::reshape(mx::transpose(heads, {0, 2, 1, 3}),
                      {heads.shape(0), heads.shape(2), heads.shape(1) * heads.shape(3)});
+}
+
+mx::array attention(const mx::array& queries, const std::vector<SequenceHistory>& sequences,
+                    const AttentionOptions& options) {
+  if (options.mask) refuse("there is a mask, expected none with several sequences");
+  if (queries.ndim() != 4 || queries.shape(0) != 1 || sequences.empty()) {
+    refuse("queries have shape " + shape_text(queries) + " for " + std::to_string(sequences.size()) +
+           " sequences, expected (1,H,T,Dk) and at least one");
+  }
+  std::vector<mx::array> rows;  // each sequence's queries
+  int end = 0;
+  for (const SequenceHistory& s : sequences) {
+    if (s.n_queries < 1 || s.n_queries > queries.shape(2) - end) {
+      refuse("a sequence has " + std::to_string(s.n_queries) + " queries, expected at least 1 and all together " +
+             std::to_string(queries.shape(2)));
+    }
+    rows.push_back(mx::slice(queries, {0, 0, end, 0}, {1, queries.shape(1), end + s.n_queries, queries.shape(3)}));
+    check_shapes(rows.back(), s.history);
+    check_options(rows.back(), s.history, options);
+    if (s.history.values.dim() != sequences[0].history.values.dim()) {
+      refuse("values have rows of " + std::to_string(s.history.values.dim()) + " and " +
+             std::to_string(sequences[0].history.values.dim()) + ", expected the same for all sequences");
+    }
+    end += s.n_queries;
+  }
+  if (end != queries.shape(2)) {
+    refuse("the sequences have " + std::to_string(end) + " queries, expected " + std::to_string(queries.shape(2)));
+  }
+  if (on_cpu()) return cpu_attention(queries, sequences, options);
+  std::vector<mx::array> outputs;
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    outputs.push_back(attention(rows[i], sequences[i].history, options));
+  }
+  return mx::concatenate(outputs, 1);
 }
 
 }  // namespace memoir::kernels

@@ -5,6 +5,7 @@
 #include <mlx/array.h>
 
 #include <optional>
+#include <vector>
 
 #include "memoir/kernels/history.h"
 
@@ -29,5 +30,18 @@ struct AttentionOptions {
 /// and what it sees alone (cpu/attention.h). A query that sees nothing gives zeros there, NaN on a GPU.
 /// Throws std::invalid_argument if shapes, types or options don't fit.
 mlx::core::array attention(const mlx::core::array& queries, const History& history, const AttentionOptions& options);
+
+/// Several sequences of any lengths in one call: sequence s has the next n_queries rows of the queries, which are its
+/// history's last positions.
+struct SequenceHistory {
+  int n_queries;
+  History history;  // of one sequence (B = 1)
+};
+
+/// queries: [1, H, T, Dk], T the sum of the sequences' n_queries. Returns [1, T, H * Dv], each sequence's rows with the
+/// bits that it gets alone. Lazy.
+/// Throws std::invalid_argument as above, and if the options hold a mask.
+mlx::core::array attention(const mlx::core::array& queries, const std::vector<SequenceHistory>& sequences,
+                           const AttentionOptions& options);
 
 }  // namespace memoir::kernels

@@ -93,7 +93,11 @@ class KvWritePrimitive : public CpuPrimitive {
     args.n_sequences = rows.shape(0);
     args.n_heads = rows.shape(1);
     args.n_tokens = rows.shape(2);
-    args.x = floats_of(rows);
+    const Strided x = rows_of(rows);
+    args.x = static_cast<const float*>(x.data);
+    args.x_sequence_stride = x.strides[0];
+    args.x_head_stride = x.strides[1];
+    args.x_row_stride = x.strides[2];
     args.rows.dim = form.dim;
     args.rows.data = buffer[0].data<std::uint8_t>();
     args.rows.row_stride = buffer[0].shape(3);

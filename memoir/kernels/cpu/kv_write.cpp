@@ -98,9 +98,9 @@ void write_head(const KvWriteArgs& args, std::ptrdiff_t sequence, std::ptrdiff_t
   const std::size_t size = element_bytes(rows.element);
   const std::ptrdiff_t data_at = sequence * args.sequence_stride + head * rows.head_stride;
   const std::ptrdiff_t scale_at = sequence * args.scale_sequence_stride + head * rows.scale_head_stride;
-  const float* x = args.x + (sequence * args.n_heads + head) * args.n_tokens * rows.dim;
+  const float* x = args.x + sequence * args.x_sequence_stride + head * args.x_head_stride;
   for (const RowRun& run : args.runs) {
-    for (std::ptrdiff_t row = run.begin_row; row < run.begin_row + run.n_rows; ++row, x += rows.dim) {
+    for (std::ptrdiff_t row = run.begin_row; row < run.begin_row + run.n_rows; ++row, x += args.x_row_stride) {
       if (rows.bits == 0) {
         store_elements(rows.element, rows.dim, x, element_pointer(rows.data, data_at + row * rows.row_stride, size));
         continue;

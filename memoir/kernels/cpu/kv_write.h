@@ -18,17 +18,19 @@ struct RowRun {
   int n_rows;
 };
 
-/// One buffer and what goes into it, of all sequences and heads. Head h of sequence b of the new rows is at
-/// (b * n_heads + h) * n_tokens * rows.dim.
+/// One buffer and what goes into it.
 struct KvWriteArgs {
   int n_sequences;
   int n_heads;
   int n_tokens;
-  const float* x;  // [n_sequences, n_heads, n_tokens, rows.dim]
-  KvRows rows;     // of sequence 0; its pointers are written to. rows.dim a multiple of the group if quantized
+  const float* x;  // [n_sequences, n_heads, n_tokens, rows.dim] by strides, a row's elements side by side
+  std::ptrdiff_t x_sequence_stride;
+  std::ptrdiff_t x_head_stride;
+  std::ptrdiff_t x_row_stride;
+  KvRows rows;  // of sequence 0; its pointers are written to. rows.dim a multiple of the group if quantized
   std::ptrdiff_t sequence_stride;        // elements between the sequences' data
   std::ptrdiff_t scale_sequence_stride;  // and their scales and biases
-  std::span<const RowRun> runs;  // token 0 goes to the first row of the first run and so on; n_tokens rows in all
+  std::span<const RowRun> runs;          // token 0 goes to the first row of the first run and so on; n_tokens rows
 };
 
 void write_rows(const KvWriteArgs& args);
