@@ -7,6 +7,7 @@
 #include "memoir/cache/cache.h"
 #include "memoir/cache/kv.h"
 #include "memoir/engine/conversation.h"
+#include "memoir/engine/finish_reason.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/sampler.h"
 #include "memoir/engine/session.h"

@@ -87,18 +87,6 @@ class TextStream {
 
 }  // namespace
 
-std::string_view finish_reason_name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kCancelled:
-      return "cancelled";
-  }
-  throw std::invalid_argument("[engine.finish_reason_name] not a FinishReason");
-}
-
 Generation::Generation(Session& session, GenerateOptions options)
     : session_(session), options_(std::move(options)), sampler_(options_.sampler, session.model().config().vocab_size) {
   check_options(options_);

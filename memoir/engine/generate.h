@@ -15,20 +15,12 @@
 #include <vector>
 
 #include "memoir/base/types.h"
+#include "memoir/engine/finish_reason.h"
 #include "memoir/engine/sampler.h"
 #include "memoir/engine/session.h"
 #include "memoir/text/tokenizer.h"
 
 namespace memoir::engine {
-
-enum class FinishReason {
-  kStop,       // a stop token or a stop string
-  kLength,     // as many tokens as asked for, or the context is full
-  kCancelled,  // should_cancel said so
-};
-
-/// "stop", "length" or "cancelled".
-std::string_view finish_reason_name(FinishReason reason);
 
 struct GenerateOptions {
   int max_tokens = 256;     // >= 0
