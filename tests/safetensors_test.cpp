@@ -115,6 +115,27 @@ TEST(SafetensorsTest, ReadWantsExactlyTheTensorsBytes) {
   EXPECT_THROW(file.read(file.tensors()[0], out), std::invalid_argument);
 }
 
+// The reader, which was checked against the reference writer's files, is the judge.
+TEST(SafetensorsTest, AHeaderWrittenAheadOfItsDataIsRight) {
+  const std::string header = safetensors_header("logits", "F16", {3, 5});
+  EXPECT_EQ(header.size() % 8, 0U);
+  std::vector<std::byte> bytes(reinterpret_cast<const std::byte*>(header.data()),
+                               reinterpret_cast<const std::byte*>(header.data() + header.size()));
+  bytes.resize(bytes.size() + 30);
+  const SafetensorsFile file = parse(bytes);
+  ASSERT_EQ(file.tensors().size(), 1U);
+  EXPECT_EQ(file.tensors()[0].name, "logits");
+  EXPECT_EQ(file.tensors()[0].dtype, "F16");
+  EXPECT_EQ(file.tensors()[0].shape, (std::vector<std::int64_t>{3, 5}));
+  EXPECT_EQ(file.tensors()[0].offset, header.size());
+  EXPECT_EQ(file.tensors()[0].size_bytes, 30U);
+  EXPECT_THROW(safetensors_header("x", "F99", {1}), UnsupportedError);
+}
+
+TEST(SafetensorsTest, ANulInTheHeaderIsNoEnd) {
+  expect_refused<FormatError>(file_of(std::string("{}\0garbage", 10), 0), "NUL");
+}
+
 TEST(SafetensorsTest, MissingFileIsAFileError) {
   EXPECT_THROW(SafetensorsFile::open("/nonexistent/model.safetensors"), FileError);
 }

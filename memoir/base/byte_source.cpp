@@ -22,11 +22,10 @@ void check_range(const std::string& path, std::uint64_t offset, std::uint64_t n_
 class FileSource : public ByteSource {
  public:
   explicit FileSource(const std::filesystem::path& path) : path_(path.string()) {
-    std::error_code error;
-    const auto status = std::filesystem::status(path, error);
-    if (!std::filesystem::exists(status)) throw FileError(path_, "", "no such file");
+    const std::filesystem::file_status status = existing_status(path);
     if (std::filesystem::is_directory(status)) throw FileError(path_, "", "is a directory, expected a file");
     if (!std::filesystem::is_regular_file(status)) throw FileError(path_, "", "is not a regular file");
+    std::error_code error;
     size_bytes_ = std::filesystem::file_size(path, error);
     if (error) throw FileError(path_, "", "can't tell its size: " + error.message());
     stream_.open(path, std::ios::binary);
@@ -68,6 +67,23 @@ class MemorySource : public ByteSource {
 };
 
 }  // namespace
+
+bool entry_exists(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::symlink_status(path, ignored).type() != std::filesystem::file_type::not_found;
+}
+
+std::filesystem::file_status existing_status(const std::filesystem::path& path) {
+  if (path.empty()) throw FileError("", "", "the path is empty");
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status)) return status;
+  if (status.type() == std::filesystem::file_type::none) {
+    throw FileError(path.string(), "", "can't open: " + error.message());
+  }
+  if (entry_exists(path)) throw FileError(path.string(), "", "is a symbolic link that leads nowhere");
+  throw FileError(path.string(), "", "no such file or directory");
+}
 
 std::unique_ptr<ByteSource> open_file(const std::filesystem::path& path) {
   return std::make_unique<FileSource>(path);

@@ -30,7 +30,16 @@ class ByteSource {
   virtual void read(std::uint64_t offset, std::span<std::byte> out) = 0;
 };
 
-/// Opens a file for reading. Throws FileError if it does not exist, is a directory or can't be opened.
+/// False only where `path` certainly names nothing. True also for an entry that can't be opened, a symbolic link that
+/// leads nowhere or in a circle, and where the system does not let one look: opening it then says what is wrong. For
+/// files that may be absent.
+bool entry_exists(const std::filesystem::path& path);
+
+/// What `path` leads to. Throws FileError saying why where that is nothing: the path is empty, there is no such entry,
+/// a symbolic link leads nowhere, the system refuses to look.
+std::filesystem::file_status existing_status(const std::filesystem::path& path);
+
+/// Opens a file for reading. Throws FileError as existing_status(), and if it is a directory or can't be opened.
 std::unique_ptr<ByteSource> open_file(const std::filesystem::path& path);
 
 /// Bytes in memory, named `name` in messages. Owns them.

@@ -30,19 +30,33 @@ std::string_view bare_token(std::string_view text, std::size_t at) {
   return {};
 }
 
-// The text with bare tokens outside strings replaced by tagged objects. Throws FormatError where it nests too deep:
-// here, and not in a callback of the parser, which then looks for discarded elements after each object of a list, so
-// that the time grows with their number squared.
-std::string tag_bare_tokens(std::string_view text, const std::string& path) {
+// Throws FormatError where the text nests too deep: here, and not in a callback of the parser, which then looks for
+// discarded elements after each object of a list, so that the time grows with their number squared. Also where it has
+// a NUL, which the parser would take for its end.
+void check_text(std::string_view text, const std::string& path) {
+  bool in_string = false;
+  int depth = 0;
+  int line = 1;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '\0') throw FormatError(path, "", "is not JSON: a NUL byte at line " + std::to_string(line));
+    if (c == '\n') ++line;
+    if (c == '"') in_string = !in_string;
+    if (in_string && c == '\\' && i + 1 < text.size() && text[i + 1] != '\0') ++i;
+    if (in_string) continue;
+    if ((c == '[' || c == '{') && ++depth > kMaxJsonDepth) {
+      throw FormatError(path, "", "JSON nested deeper than " + std::to_string(kMaxJsonDepth) + " levels");
+    }
+    if (c == ']' || c == '}') --depth;
+  }
+}
+
+// The text with bare tokens outside strings replaced by tagged objects.
+std::string tag_bare_tokens(std::string_view text) {
   std::string tagged;
   tagged.reserve(text.size());
   bool in_string = false;
-  int depth = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
-    if (!in_string && (text[i] == '[' || text[i] == '{') && ++depth > kMaxJsonDepth) {
-      throw FormatError(path, "", "JSON nested deeper than " + std::to_string(kMaxJsonDepth) + " levels");
-    }
-    if (!in_string && (text[i] == ']' || text[i] == '}')) --depth;
     const std::string_view token = in_string ? std::string_view() : bare_token(text, i);
     if (!token.empty()) {
       tagged.append("{\"").append(kTag).append("\":\"").append(token).append("\"}");
@@ -79,16 +93,33 @@ std::string reason_of(const json::exception& error) {
   return text.substr(bracket == std::string::npos ? 0 : bracket + 2, 200);
 }
 
+template <typename Json>
+Json parse_checked(std::string_view text, const std::string& path) {
+  try {
+    return Json::parse(text);
+  } catch (const json::parse_error& error) {
+    throw FormatError(path, "", "is not JSON: " + reason_of(error));
+  } catch (const json::exception& error) {
+    throw FormatError(path, "", reason_of(error));  // a number that no double holds
+  }
+}
+
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& path) {
-  try {
-    json value = json::parse(tag_bare_tokens(text, path));
-    untag(value);
-    return value;
-  } catch (const json::exception& error) {
-    throw FormatError(path, "", "is not JSON: " + reason_of(error));
-  }
+  check_text(text, path);
+  json value = parse_checked<json>(tag_bare_tokens(text), path);
+  untag(value);
+  return value;
+}
+
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& path) {
+  check_text(text, path);
+  return parse_checked<nlohmann::ordered_json>(text, path);
+}
+
+std::string json_text(const nlohmann::ordered_json& value) {
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace memoir

@@ -5,6 +5,7 @@
 // Beyond the standard it takes the bare tokens Infinity, -Infinity and NaN, and turns the object
 // {"__float__": "Infinity"} (or "-Infinity", "NaN"), which newer files have instead, into the same number.
 // Of a key that is there twice the last one counts, as in python.
+// What a person writes or memoir itself prints is plain JSON: parse_ordered_json and json_text.
 // No state, any thread.
 
 #include <nlohmann/json.hpp>
@@ -16,8 +17,14 @@ namespace memoir {
 /// Levels of objects and lists parse_json accepts, so that whoever walks the result may recurse.
 inline constexpr int kMaxJsonDepth = 100;
 
-/// Parses `text`; `path` is named in messages. Throws FormatError where it is not JSON, not UTF-8, nested deeper than
-/// kMaxJsonDepth, or holds a number that no double can.
+/// Parses `text`; `path` is named in messages. Throws FormatError where it is not JSON (saying at which line and
+/// column), not UTF-8, nested deeper than kMaxJsonDepth, or holds a number that no double can.
 nlohmann::json parse_json(std::string_view text, const std::string& path);
+
+/// The same for JSON as the standard has it, keeping the order of keys.
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& path);
+
+/// `value` on one line; bytes that are no UTF-8 become U+FFFD.
+std::string json_text(const nlohmann::ordered_json& value);
 
 }  // namespace memoir

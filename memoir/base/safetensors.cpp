@@ -210,6 +210,8 @@ std::string read_header_text(ByteSource& source) {
   if (text.empty() || text.front() != '{') {
     throw FormatError(source.path(), "", "not a safetensors file: the header does not begin with {");
   }
+  // The parser would take it for the end, whatever follows.
+  if (text.find('\0') != std::string::npos) throw FormatError(source.path(), "", "the header has a NUL byte");
   return text;
 }
 
@@ -287,6 +289,17 @@ SafetensorsFile::SafetensorsFile(std::unique_ptr<ByteSource> source) : source_(c
   check_overlaps(header.tensors, path());
   metadata_ = std::move(header.metadata);
   tensors_ = std::move(header.tensors);
+}
+
+std::string safetensors_header(const std::string& name, const std::string& dtype,
+                               const std::vector<std::int64_t>& shape) {
+  const std::uint64_t n_bytes = expected_bytes({name, dtype, shape, 0, 0}, "header");
+  std::string json =
+      nlohmann::ordered_json{{name, {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {0, n_bytes}}}}}.dump();
+  json.resize((json.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');  // so that the data are aligned
+  std::string header;
+  for (std::size_t i = 0; i < kLengthBytes; ++i) header += static_cast<char>(json.size() >> (8 * i) & 0xFF);
+  return header + json;
 }
 
 void SafetensorsFile::read(const SafetensorsTensor& tensor, std::span<std::byte> out) const {

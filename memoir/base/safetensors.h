@@ -50,4 +50,9 @@ class SafetensorsFile {
   std::vector<SafetensorsTensor> tensors_;
 };
 
+/// The beginning of a file that holds one tensor, for whom its bytes (little-endian, the last axis fastest) come later.
+/// Throws UnsupportedError for an unknown dtype, FormatError for a shape that no file can have.
+std::string safetensors_header(const std::string& name, const std::string& dtype,
+                               const std::vector<std::int64_t>& shape);
+
 }  // namespace memoir

@@ -335,8 +335,7 @@ ModelConfig read_config(const std::filesystem::path& directory, const ModelTypeC
   ModelConfig config = parse_config(read_text_file(path, kMaxConfigBytes), path.string(), check);
 
   const auto generation_path = directory / "generation_config.json";
-  std::error_code error;
-  if (!std::filesystem::exists(generation_path, error)) return config;
+  if (!entry_exists(generation_path)) return config;
   const std::string name = generation_path.string();
   const json generation = parse_json(read_text_file(generation_path, kMaxConfigBytes), name);
   const ConfigFields fields(generation, name);

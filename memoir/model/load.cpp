@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "memoir/base/error.h"
+#include "memoir/base/byte_source.h"
 #include "memoir/base/gguf.h"
 #include "memoir/model/config.h"
 #include "memoir/model/weights.h"
@@ -14,9 +14,7 @@ namespace memoir::model {
 namespace {
 
 bool is_model_directory(const fs::path& path) {
-  std::error_code error;
-  if (!fs::exists(path, error)) throw FileError(path.string(), "", "no such file or directory");
-  return fs::is_directory(path, error);
+  return fs::is_directory(existing_status(path));
 }
 
 // The union of what configuration and tokenizer know, without tokens the model has no logits for.
@@ -48,8 +46,7 @@ LoadedModel assemble(const ModelConfig& config, Weights& weights, std::optional<
 LoadedModel load_directory(const fs::path& path) {
   const ModelConfig config = read_config(path, check_supported);
   std::optional<text::Tokenizer> tokenizer;
-  std::error_code error;
-  if (fs::exists(path / "tokenizer.json", error)) tokenizer = text::Tokenizer::from_directory(path);
+  if (entry_exists(path / "tokenizer.json")) tokenizer = text::Tokenizer::from_directory(path);
   return assemble(config, *open_safetensors_weights(path, config), std::move(tokenizer));
 }
 

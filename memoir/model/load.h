@@ -1,6 +1,8 @@
 #pragma once
 
 // A model as a user names it, a directory or a file, loaded with all that belongs to it.
+// Threads: load_model on the thread that owns MLX's work; load_tokenizer on any. Ownership: a LoadedModel owns all of
+// its parts, which don't refer to each other.
 
 #include <filesystem>
 #include <memory>

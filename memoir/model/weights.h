@@ -70,7 +70,8 @@ class Weights {
 /// The tensors of a directory in Hugging Face or MLX layout: model.safetensors, or the shards that
 /// model.safetensors.index.json names. lm_head, where config ties it to the embeddings, and rotary_emb.inv_freq, which
 /// config gives as well, are passed over.
-/// Throws FileError; FormatError for a file that is none, an index that is wrong, a tensor in two shards.
+/// Throws FileError; FormatError for a file that is none, an index that is wrong or names a tensor that no shard has, a
+/// tensor in two shards.
 std::unique_ptr<Weights> open_safetensors_weights(const std::filesystem::path& directory, const ModelConfig& config);
 
 /// The tensors of a GGUF file of the llama architecture, and config as config_from_gguf read it. Consumes the file.

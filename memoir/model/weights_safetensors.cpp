@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
 #include "memoir/base/json_text.h"
 #include "memoir/base/safetensors.h"
@@ -38,6 +39,7 @@ class SafetensorsWeights : public Weights {
   SafetensorsWeights(const fs::path& directory, const ModelConfig& config)
       : Weights(directory.string()), quantization_(config.quantization), tie_embeddings_(config.tie_embeddings) {
     for (const fs::path& path : files_of(directory)) open(path);
+    check_index(directory);
   }
 
  protected:
@@ -62,10 +64,9 @@ class SafetensorsWeights : public Weights {
   };
 
   // The shards that the index names, else the one file.
-  std::vector<fs::path> files_of(const fs::path& directory) const {
+  std::vector<fs::path> files_of(const fs::path& directory) {
     const fs::path index = directory / "model.safetensors.index.json";
-    std::error_code error;
-    if (!fs::exists(index, error)) return {directory / "model.safetensors"};
+    if (!entry_exists(index)) return {directory / "model.safetensors"};
     const nlohmann::json json = parse_json(read_text_file(index), index.string());
     if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
       throw FormatError(index.string(), "weight_map", "expected an object of tensor names and file names");
@@ -77,16 +78,28 @@ class SafetensorsWeights : public Weights {
         throw FormatError(index.string(), tensor, "expected the name of a file in the same directory");
       }
       paths.insert(directory / file.get<std::string>());
+      indexed_.push_back(tensor);
     }
     if (paths.empty()) throw FormatError(index.string(), "weight_map", "names no file");
     return {paths.begin(), paths.end()};
   }
 
+  bool is_passed_over(const std::string& name) const {
+    return is_derived(name) || (tie_embeddings_ && name.starts_with("lm_head."));
+  }
+
+  void check_index(const fs::path& directory) const {
+    for (const std::string& name : indexed_) {
+      if (tensors_.count(name) > 0 || is_passed_over(name)) continue;
+      const fs::path index = directory / "model.safetensors.index.json";
+      throw FormatError(index.string(), name, "is in none of the files that weight_map names");
+    }
+  }
+
   void open(const fs::path& path) {
     files_.push_back(std::make_unique<SafetensorsFile>(SafetensorsFile::open(path)));
     for (const SafetensorsTensor& tensor : files_.back()->tensors()) {
-      if (is_derived(tensor.name)) continue;
-      if (tie_embeddings_ && tensor.name.starts_with("lm_head.")) continue;
+      if (is_passed_over(tensor.name)) continue;
       if (!tensors_.emplace(tensor.name, Location{files_.size() - 1, &tensor}).second) {
         throw FormatError(path.string(), tensor.name, "is also in another shard");
       }
@@ -170,6 +183,7 @@ class SafetensorsWeights : public Weights {
 
   std::optional<QuantizationConfig> quantization_;
   bool tie_embeddings_;
+  std::vector<std::string> indexed_;  // the tensors that the index names, if there is one
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, Location> tensors_;  // point into files_
 };

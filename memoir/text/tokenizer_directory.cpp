@@ -26,8 +26,7 @@ struct JsonFile {
 
 // nullopt where there is no such file; FormatError where it is not JSON.
 std::optional<JsonFile> read_json(const fs::path& path) {
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) return std::nullopt;
+  if (!entry_exists(path)) return std::nullopt;
   return JsonFile{path.string(), parse_json(read_text_file(path), path.string())};
 }
 
@@ -102,8 +101,7 @@ class DirectoryReader {
 
   std::optional<std::string> chat_template() const {
     const fs::path jinja = directory_ / "chat_template.jinja";
-    std::error_code ignored;
-    if (fs::exists(jinja, ignored)) return read_text_file(jinja);
+    if (entry_exists(jinja)) return read_text_file(jinja);
     if (const std::optional<JsonFile> file = read_json(directory_ / "chat_template.json")) {
       if (auto text = template_in(file->root())) return text;
     }
