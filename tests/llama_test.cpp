@@ -4,6 +4,7 @@
 #include <mlx/mlx.h>
 
 #include "memoir/base/error.h"
+#include "memoir/cache/kv.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/session.h"
 #include "memoir/kernels/device.h"
@@ -294,6 +295,36 @@ TEST(LlamaFiles, AnIndexCannotPointOutsideItsDirectory) {
   EXPECT_MENTIONS(load_error(path), "weight_map");
 }
 
+// What a download leaves that broke off.
+TEST(LlamaFiles, AnIndexedTensorThatNoShardHasIsNamed) {
+  const TemporaryFolder folder;
+  const test::fs::path path = copied_model(folder, "llama");
+  const auto write_index = [&](const std::string& tensor) {
+    test::write_file(path / "model.safetensors.index.json",
+                     nlohmann::json{{"weight_map", {{tensor, "model.safetensors"}}}}.dump());
+  };
+  write_index("model.layers.9.mlp.up_proj.weight");
+  EXPECT_MENTIONS(load_error(path), "index.json: model.layers.9.mlp.up_proj.weight: is in none of the files");
+  write_index("model.layers.0.self_attn.rotary_emb.inv_freq");  // not needed, and often left out of the shards
+  EXPECT_EQ(load_error(path), "no error");
+}
+
+TEST(LlamaFiles, AFileThatIsThereButCannotBeOpenedIsNotAbsent) {
+  for (const std::string name :
+       {"generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json",
+        "special_tokens_map.json", "chat_template.jinja", "chat_template.json"}) {
+    const TemporaryFolder folder;
+    const test::fs::path path = copied_model(folder, "llama");
+    test::fs::copy_file(test::data("tokenizer/llama3.json"), path / "tokenizer.json");
+    EXPECT_EQ(load_error(path), "no error");
+    for (const std::string target : {"nothing", name.c_str()}) {
+      test::fs::remove(path / name);
+      test::fs::create_symlink(target, path / name);
+      EXPECT_MENTIONS(load_error(path), (path / name).string() + ": ");
+    }
+  }
+}
+
 TEST(LlamaFiles, NotAModelIsSaidSo) {
   const TemporaryFolder folder;
   EXPECT_MENTIONS(load_error(folder.path()), "config.json: no such file");
@@ -356,6 +387,18 @@ TEST(Forward, ADecodeStepAllocatesNothingThatGrowsWithTheContext) {
     }
   }
   EXPECT_EQ(peak[20], peak[470]);
+}
+
+TEST(Forward, RefusesACacheOfAnotherNumberOfLayersAndLeavesItAsItWas) {
+  const model::LoadedModel loaded = model::load_model(test::data("llama"));
+  for (const int n_layers : {1, 3, 5}) {
+    std::vector<std::unique_ptr<cache::LayerCache>> layers;
+    for (int i = 0; i < n_layers; ++i) layers.push_back(std::make_unique<cache::KVCache>());
+    cache::ModelCache other(std::move(layers));
+    const std::vector<TokenId> tokens = {1, 2};
+    EXPECT_THROW(loaded.model->forward(tokens, other, model::LogitRows::kAll), std::invalid_argument) << n_layers;
+    for (int i = 0; i < n_layers; ++i) EXPECT_EQ(other.layer(static_cast<std::size_t>(i)).offset(), 0);
+  }
 }
 
 TEST(Forward, RefusesTokensAndLeavesTheCacheAsItWas) {

@@ -3,6 +3,7 @@
 // The few types that every layer shares.
 //
 // Axis letters used in every header: B batch, H heads, T new tokens, S stored rows, D head size, V vocabulary.
+// No state, any thread.
 
 #include <cstdint>
 

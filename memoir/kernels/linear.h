@@ -4,6 +4,7 @@
 //
 // On the CPU, with packed weights: activations and sums are float32 and the bits of a row don't depend on how many
 // rows there are (cpu/matmul.h). Elsewhere MLX's own products.
+// Threads: the thread that owns MLX's work. Ownership: a Linear is a value of shared handles.
 
 #include <mlx/array.h>
 

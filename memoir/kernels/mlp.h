@@ -1,6 +1,7 @@
 #pragma once
 
 // The gated feed-forward of a transformer's layer as one operation.
+// Threads: the thread that owns MLX's work. Ownership: a GatedMlp is a value of shared handles.
 
 #include <mlx/array.h>
 

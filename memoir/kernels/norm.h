@@ -1,6 +1,7 @@
 #pragma once
 
 // Norms over the last axis.
+// Threads: the thread that owns MLX's work. Ownership: a Norm is a value of shared handles.
 
 #include <mlx/array.h>
 

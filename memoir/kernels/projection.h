@@ -1,6 +1,7 @@
 #pragma once
 
 // From a layer's input to the queries, keys and values of its attention, as one operation.
+// Threads: the thread that owns MLX's work. Ownership: a HeadProjection is a value of shared handles.
 
 #include <mlx/array.h>
 

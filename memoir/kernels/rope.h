@@ -1,6 +1,7 @@
 #pragma once
 
 // Rotary position embedding (arXiv:2104.09864).
+// Threads: rope_periods on any; the rest on the thread that owns MLX's work. Ownership: all here are values.
 
 #include <mlx/array.h>
 

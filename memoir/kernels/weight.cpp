@@ -4,9 +4,14 @@
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
+#include <limits>
+#include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "memoir/kernels/device.h"
+#include "memoir/kernels/shape.h"
 
 namespace mx = mlx::core;
 
@@ -41,6 +46,53 @@ cpu::PackedFormat format_of(const Weight& weight) {
     format.group_size = weight.quantization->group_size;
   }
   return format;
+}
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw std::invalid_argument("[kernels.prepared] " + what);
+}
+
+std::string described(const mx::array& a) {
+  return shape_text(a) + " " + dtype_text(a.dtype());
+}
+
+bool is_float(const mx::array& a) {
+  return a.dtype() == mx::float32 || a.dtype() == mx::float16 || a.dtype() == mx::bfloat16;
+}
+
+void check_quantization(const mx::array& data, const Quantization& quantization) {
+  const int group_size = quantization.group_size;
+  const int bits = quantization.bits;
+  if (group_size != 32 && group_size != 64 && group_size != 128) {
+    refuse("group_size is " + std::to_string(group_size) + ", expected 32, 64 or 128");
+  }
+  if (bits < 2 || bits > 8 || bits == 7) {
+    refuse("bits is " + std::to_string(bits) + ", expected 2, 3, 4, 5, 6 or 8");
+  }
+  if (data.dtype() != mx::uint32) refuse("the codes are " + described(data) + ", expected uint32");
+  const std::int64_t n_bits = std::int64_t{data.shape(1)} * 32;
+  const std::int64_t n_columns = n_bits / bits;
+  if (n_bits % bits != 0 || n_columns % group_size != 0 || n_columns > std::numeric_limits<int>::max()) {
+    refuse("codes " + described(data) + " of " + std::to_string(bits) + " bits are no whole groups of " +
+           std::to_string(group_size));
+  }
+  const std::vector<std::int64_t> expected = {data.shape(0), n_columns / group_size};
+  for (const mx::array* part : {&quantization.scales, &quantization.biases}) {
+    const std::vector<std::int64_t> shape(part->shape().begin(), part->shape().end());
+    if (shape == expected && is_float(*part)) continue;
+    refuse(std::string(part == &quantization.scales ? "scales" : "biases") + " are " + described(*part) +
+           ", expected " + shape_text(expected) + " of a float type for codes " + described(data));
+  }
+}
+
+// Of a weight as it is stored. The kernels index by these shapes without a look.
+void check_weight(const Weight& weight) {
+  const mx::array& data = weight.data;
+  if (data.ndim() != 2 || data.shape(0) < 1 || data.shape(1) < 1) {
+    refuse("the weight is " + described(data) + ", expected [rows, columns], at least one of each");
+  }
+  if (weight.quantization) return check_quantization(data, *weight.quantization);
+  if (!is_float(data)) refuse("the weight is " + described(data) + ", expected float32, float16 or bfloat16");
 }
 
 mx::array aligned_bytes(std::size_t n_bytes) {
@@ -79,7 +131,9 @@ const std::byte* packed_bytes(const mx::array& data) {
 }
 
 Weight prepared(Weight weight) {
-  if (!on_cpu() || weight.packed) return weight;
+  if (weight.packed) return weight;
+  check_weight(weight);
+  if (!on_cpu()) return weight;
   const cpu::PackedFormat format = format_of(weight);
   if (format.size_bytes() > kMaxPackedBytes) return weight;
   mx::array packed = aligned_bytes(format.size_bytes());

@@ -6,6 +6,7 @@
 // Quantized rows hold codes of `bits` bits, packed into uint32 words low bits first, and per group of `group_size`
 // columns one scale and one bias: value = scale * code + bias.
 // Ownership: arrays are shared handles; copying a Weight copies no data.
+// Threads: the thread that owns MLX's work.
 
 #include <mlx/array.h>
 
@@ -40,6 +41,8 @@ struct Weight {
 
 /// The weight in the form that linear() and embed() are fastest with on this device: packed on the CPU, as it is on a
 /// GPU. The data are evaluated. Takes the weight by value, so that its arrays can go as soon as they are packed.
+/// Throws std::invalid_argument naming shape and type where data, scales or biases are not as described above, or bits
+/// or group_size none of those.
 Weight prepared(Weight weight);
 
 /// How the CPU kernels name a floating type: float32 but for the two halves.

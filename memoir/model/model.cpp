@@ -31,6 +31,10 @@ void check_tokens(std::span<const TokenId> tokens, int n_sequences, int n_vocab,
 
 mx::array Model::forward(std::span<const TokenId> tokens, cache::ModelCache& cache, LogitRows rows,
                          int n_sequences) const {
+  if (cache.n_layers() != static_cast<std::size_t>(config_.n_layers)) {
+    throw std::invalid_argument("[model.forward] the cache has " + std::to_string(cache.n_layers()) +
+                                " layers, expected the model's " + std::to_string(config_.n_layers));
+  }
   const int offset = cache.offset();
   check_tokens(tokens, n_sequences, config_.vocab_size, context(), offset);
   const mx::array ids(tokens.data(), {n_sequences, static_cast<int>(tokens.size()) / n_sequences}, mx::int32);

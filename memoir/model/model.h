@@ -40,8 +40,9 @@ class Model {
   /// Runs T tokens of each of B sequences, all at the positions that follow the cache's offset, and moves the offset
   /// by T. tokens: B * T, one sequence after the other; the first call fixes the cache's B.
   /// Returns logits [B, T or 1, V] in the activations' type. Lazy.
-  /// Throws std::invalid_argument if there are no tokens, n_sequences doesn't divide them or isn't the cache's, one is
-  /// outside the vocabulary, or they pass the context(). On a throw the cache is as before.
+  /// Throws std::invalid_argument if the cache has another number of layers than the model, there are no tokens,
+  /// n_sequences doesn't divide them or isn't the cache's, one is outside the vocabulary, or they pass the context().
+  /// On a throw the cache is as before.
   mlx::core::array forward(std::span<const TokenId> tokens, cache::ModelCache& cache, LogitRows rows,
                            int n_sequences = 1) const;
 
