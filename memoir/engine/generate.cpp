@@ -85,6 +85,15 @@ class TextStream {
   std::string text_;
 };
 
+// Without the tokens that the tokenizer has no text for; those that end the text need none.
+GenerateOptions with_text_only(GenerateOptions options, const text::Tokenizer& tokenizer) {
+  const int n_asked = options.sampler.n_choosable;
+  options.sampler.n_choosable = n_asked > 0 ? std::min(n_asked, tokenizer.n_vocab()) : tokenizer.n_vocab();
+  options.sampler.choosable_beyond.insert(options.sampler.choosable_beyond.end(), options.stop_tokens.begin(),
+                                          options.stop_tokens.end());
+  return options;
+}
+
 }  // namespace
 
 Generation::Generation(Session& session, GenerateOptions options)
@@ -160,7 +169,7 @@ Completion generate(Session& session, std::span<const TokenId> prompt, const Gen
   std::optional<TextStream> stream;
   if (tokenizer) stream.emplace(*tokenizer, options.stop_strings, on_text);
   const Clock::time_point start = Clock::now();
-  Generation generation(session, options);
+  Generation generation(session, tokenizer ? with_text_only(options, *tokenizer) : options);
   generation.start(prompt);
   std::optional<TokenId> token = generation.next();
   const Clock::time_point first = Clock::now();

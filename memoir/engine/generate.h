@@ -82,7 +82,9 @@ struct Completion {
   FinishReason finish_reason = FinishReason::kLength;
 };
 
-/// Runs a Generation to its end. `tokenizer` may be null: then there is no text and stop strings are not looked for.
+/// Runs a Generation to its end. `tokenizer` may be null: then there is no text, stop strings are not looked for and
+/// any token may be chosen. With one, only stop tokens and those that it knows: SamplerOptions::n_choosable is its
+/// n_vocab(), or less if `options` says less.
 /// `on_text`, if not empty, gets the text as it comes: whole characters, and never a part of a stop string; its pieces
 /// make up Completion::text.
 /// Throws as Generation does.

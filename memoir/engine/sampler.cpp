@@ -109,6 +109,7 @@ void SamplerOptions::validate() const {
     refuse("frequency_penalty", frequency_penalty, "a finite number");
   }
   if (penalty_window < -1) refuse("penalty_window", penalty_window, "-1 (all tokens) or more");
+  if (n_choosable < 0) refuse("n_choosable", n_choosable, "n_choosable >= 0 (0 is all)");
   for (const auto& [token, bias] : logit_bias) {
     if (token < 0) refuse("a token in logit_bias", token, "an id of the vocabulary");
     if (std::isnan(bias)) refuse("a value in logit_bias", bias, "a number, -inf or inf");
@@ -139,8 +140,12 @@ bool Sampler::has_penalties() const {
          (options_.repetition_penalty != 1 || options_.presence_penalty != 0 || options_.frequency_penalty != 0);
 }
 
+bool Sampler::has_padding() const {
+  return options_.n_choosable > 0 && options_.n_choosable < n_vocab_;
+}
+
 bool Sampler::is_plain_argmax() const {
-  return options_.temperature == 0 && options_.logit_bias.empty() && !has_penalties();
+  return options_.temperature == 0 && options_.logit_bias.empty() && !has_penalties() && !has_padding();
 }
 
 void Sampler::accept(TokenId token) {
@@ -191,12 +196,23 @@ void Sampler::apply_bias_and_penalties(std::span<float> logits) const {
   }
 }
 
+void Sampler::mask_padding(std::span<float> logits) const {
+  if (!has_padding()) return;
+  std::vector<std::pair<TokenId, float>> kept;
+  for (const TokenId token : options_.choosable_beyond) {
+    if (!is_outside(token, logits.size())) kept.emplace_back(token, logits[static_cast<std::size_t>(token)]);
+  }
+  std::fill(logits.begin() + options_.n_choosable, logits.end(), kNever);
+  for (const auto& [token, logit] : kept) logits[static_cast<std::size_t>(token)] = logit;
+}
+
 TokenId Sampler::sample(std::span<float> logits) {
   if (logits.size() != static_cast<std::size_t>(n_vocab_)) {
     throw std::invalid_argument("[sampler.sample] got " + std::to_string(logits.size()) + " logits, expected " +
                                 std::to_string(n_vocab_));
   }
   apply_bias_and_penalties(logits);
+  mask_padding(logits);
   const float max_logit = largest(logits);
   if (max_logit == kNever) refuse_all_logits("sampler.sample");
   if (options_.temperature == 0) {

@@ -62,6 +62,12 @@ struct SamplerOptions {
   /// Added to the logit before all else. -inf bans a token, +inf forces it.
   std::map<TokenId, float> logit_bias;
 
+  /// Tokens from this id on are never chosen, whatever their logits and bias: many models pad their embeddings beyond
+  /// what the tokenizer has texts for. 0, or V and more: every token may be. Exceptions are the ids in
+  /// choosable_beyond, such as an end token that the tokenizer lacks.
+  int n_choosable = 0;
+  std::vector<TokenId> choosable_beyond;
+
   /// Absent: one is taken from std::random_device, see Sampler::seed().
   std::optional<std::uint64_t> seed;
 
@@ -78,8 +84,8 @@ class Sampler {
   /// The token that follows. `logits` has V floats and is scratch: its contents afterwards are unspecified.
   /// Takes exactly one draw, also when a single token is left, and none at temperature 0. The token is not accepted
   /// on its own: call accept(), so that a caller may drop it instead (a rejected draft).
-  /// Throws std::invalid_argument for another size, std::runtime_error if every logit is -inf or NaN; no draw is
-  /// taken then. Cost: O(V), without a sort of V.
+  /// Throws std::invalid_argument for another size, std::runtime_error if every logit that may be chosen is -inf or
+  /// NaN; no draw is taken then. Cost: O(V), without a sort of V.
   TokenId sample(std::span<float> logits);
 
   /// Appends a token to the history that the penalties see. Throws std::invalid_argument outside the vocabulary.
@@ -96,8 +102,8 @@ class Sampler {
   /// The seed in use, given or taken, to repeat a run.
   std::uint64_t seed() const { return seed_; }
 
-  /// True if sample() is the plain argmax of the logits (temperature 0, no bias, no penalty), which a caller may then
-  /// compute where the logits are instead of copying them.
+  /// True if sample() is the plain argmax of the logits (temperature 0, no bias, no penalty, every token choosable),
+  /// which a caller may then compute where the logits are instead of copying them.
   bool is_plain_argmax() const;
 
   const SamplerOptions& options() const { return options_; }
@@ -115,8 +121,10 @@ class Sampler {
   };
 
   bool has_penalties() const;
+  bool has_padding() const;
   void remember(TokenId token);
   void apply_bias_and_penalties(std::span<float> logits) const;
+  void mask_padding(std::span<float> logits) const;
   void select_top_k(std::span<const float> logits);
   double weigh_candidates(float max_logit);
   double gather_for_top_p(std::span<const float> logits, float max_logit);
