@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace memoir {
@@ -20,6 +21,7 @@ namespace {
 constexpr const char* kCtrlA = "\x01";
 constexpr const char* kCtrlC = "\x03";
 constexpr const char* kCtrlD = "\x04";
+constexpr const char* kCtrlZ = "\x1a";
 constexpr const char* kUp = "\x1b[A";
 
 class ChatTerminal : public testing::Test {
@@ -30,18 +32,27 @@ class ChatTerminal : public testing::Test {
       waitpid(pid_, nullptr, 0);
     }
     if (terminal_ >= 0) close(terminal_);
+    terminal_ = -1;
+    pid_ = -1;
+    shown_.clear();
   }
 
   void start(std::vector<std::string> options = {}, const char* type = "vt100") {
+    options.insert(options.begin(), {MEMOIR_PROGRAM, "chat", "-m", MEMOIR_TEST_SMOLLM2, "--temp", "0"});
+    run(std::move(options), type);
+    expect("> ");
+  }
+
+  // Runs a program with the terminal as its own.
+  void run(std::vector<std::string> words, const char* type = "vt100") {
     terminal_ = posix_openpt(O_RDWR | O_NOCTTY);
     ASSERT_GE(terminal_, 0);
     fcntl(terminal_, F_SETFD, FD_CLOEXEC);  // so that the program is hung up on when the test ends early
     ASSERT_EQ(grantpt(terminal_), 0);
     ASSERT_EQ(unlockpt(terminal_), 0);
     const std::string name = ptsname(terminal_);
-    options.insert(options.begin(), {MEMOIR_PROGRAM, "chat", "-m", MEMOIR_TEST_SMOLLM2, "--temp", "0"});
     std::vector<char*> arguments;
-    for (std::string& option : options) arguments.push_back(option.data());
+    for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     setenv("TERM", type, 1);
     setenv("EDITRC", "/dev/null", 1);
@@ -55,12 +66,30 @@ class ChatTerminal : public testing::Test {
       execv(arguments[0], arguments.data());
       _exit(127);
     }
-    expect("> ");
   }
 
   void type(const std::string& text) {
     ASSERT_EQ(write(terminal_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
   }
+
+  // The same for what is longer than the terminal's buffers, which what the program shows would fill.
+  void type_long(const std::string& text) {
+    constexpr std::size_t kPiece = 256;
+    for (std::size_t at = 0; at < text.size(); at += kPiece) {
+      type(text.substr(at, kPiece));
+      while (read_more(/* patience_ms= */ 5)) continue;
+    }
+  }
+
+  bool shows_and_collects_lines() const {
+    termios settings{};
+    EXPECT_EQ(tcgetattr(terminal_, &settings), 0);
+    return (settings.c_lflag & ECHO) != 0 && (settings.c_lflag & ICANON) != 0;
+  }
+
+  bool has_shown(const std::string& text) const { return shown_.find(text) != std::string::npos; }
+
+  void send(int signal_number) const { kill(pid_, signal_number); }
 
   // Reads until `text` is there, and returns all that came before it since the last call.
   std::string expect(const std::string& text) {
@@ -74,6 +103,17 @@ class ChatTerminal : public testing::Test {
     const std::string before = shown_.substr(0, at);
     shown_.erase(0, at + text.size());
     return before;
+  }
+
+  // True if something came in that time.
+  bool read_more(int patience_ms = 120'000) {  // only a hang is longer
+    pollfd ready{terminal_, POLLIN, 0};
+    if (poll(&ready, 1, patience_ms) <= 0) return false;
+    char bytes[4096];
+    const ssize_t n_bytes = read(terminal_, bytes, sizeof(bytes));
+    if (n_bytes <= 0) return false;
+    shown_.append(bytes, static_cast<std::size_t>(n_bytes));
+    return true;
   }
 
   int exit_status() {
@@ -91,17 +131,6 @@ class ChatTerminal : public testing::Test {
   }
 
  private:
-  bool read_more() {
-    constexpr int kPatienceMs = 120'000;  // only a hang is longer
-    pollfd ready{terminal_, POLLIN, 0};
-    if (poll(&ready, 1, kPatienceMs) <= 0) return false;
-    char bytes[4096];
-    const ssize_t n_bytes = read(terminal_, bytes, sizeof(bytes));
-    if (n_bytes <= 0) return false;
-    shown_.append(bytes, static_cast<std::size_t>(n_bytes));
-    return true;
-  }
-
   int terminal_ = -1;
   pid_t pid_ = -1;
   std::string shown_;
@@ -175,6 +204,85 @@ TEST_F(ChatTerminal, WhatIsTypedDuringAnAnswerIsShownBehindIt) {
   expect("a new conversation");
   expect("> ");
   EXPECT_EQ(exit_status(), 0);
+}
+
+TEST_F(ChatTerminal, EndsBySignalsAndLeavesTheTerminalAsItWas) {
+  for (const int number : {SIGTERM, SIGHUP, SIGQUIT}) {
+    for (const bool in_answer : {false, true}) {
+      SCOPED_TRACE(std::to_string(number) + (in_answer ? " in an answer" : " at the prompt"));
+      start({"-n", "6000"});
+      if (in_answer) {
+        type("Count: 1 2 3 4 5 6 7 8 9 10 11 12. Go on for ever.\r");
+        expect("for ever.\r\n");
+        expect(" ");
+      }
+      EXPECT_FALSE(shows_and_collects_lines());
+      send(number);
+      EXPECT_EQ(exit_status(), 128 + number);
+      EXPECT_TRUE(shows_and_collects_lines());
+      TearDown();
+    }
+  }
+}
+
+TEST_F(ChatTerminal, CtrlZGivesTheTerminalBackAndFgGoesOnWithTheLine) {
+  run({"/bin/sh", "-c", "set -m; \"$@\"; stty -a; echo stopped; fg; echo ended $?", "sh", MEMOIR_PROGRAM, "chat", "-m",
+       MEMOIR_TEST_SMOLLM2});
+  expect("> ");
+  type("/he");
+  expect("/he");
+  type(kCtrlZ);
+  const std::string settings = expect("stopped");
+  EXPECT_NE(settings.find(" icanon"), std::string::npos) << settings;
+  EXPECT_NE(settings.find(" echo "), std::string::npos) << settings;
+  expect("> /he");
+  type("lp\r");
+  expect("a new conversation");
+  expect("> ");
+  type(kCtrlD);
+  expect("ended 0");
+}
+
+TEST_F(ChatTerminal, CtrlZWithoutAShellChangesNothing) {
+  start();
+  type("/he");
+  expect("/he");
+  type(kCtrlZ);
+  type("lp\r");
+  expect("a new conversation");
+  expect("> ");
+  EXPECT_FALSE(shows_and_collects_lines());
+  type(kCtrlD);
+  EXPECT_EQ(exit_status(), 0);
+  EXPECT_TRUE(shows_and_collects_lines());
+}
+
+TEST_F(ChatTerminal, AByteThatBeginsNoCharacterDoesNotSwallowTheNext) {
+  start();
+  type("/frob\xC3\r");
+  expect("unknown command /frob,");
+  expect("> ");
+  type("/fr\xE2\x82ob\xFF\xC3\xE2\x82\xAC\r");
+  expect("unknown command /frob\xE2\x82\xAC,");
+  expect("> ");
+  type(kCtrlD);
+  EXPECT_EQ(exit_status(), 0);
+}
+
+// Else Ctrl-D, and what is typed ahead, would be taken by the terminal itself.
+TEST_F(ChatTerminal, KeysAreKeptWhileAMessageIsFoundTooLong) {
+  start();
+  type_long(std::string(30000, '7'));  // a token each, beyond the context of 8192
+  type("\r");
+  int n_looks_at_it_as_before = 0;  // it is so for an instant when the line ends
+  for (int i = 0; i < 60'000 && !has_shown("shorten it"); ++i) {
+    if (shows_and_collects_lines()) ++n_looks_at_it_as_before;
+    read_more(1);
+  }
+  expect("shorten it");
+  EXPECT_LE(n_looks_at_it_as_before, 1);
+  type(kCtrlD);
+  EXPECT_EQ(exit_status(), 0);  // at a terminal
 }
 
 }  // namespace

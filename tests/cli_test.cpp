@@ -2,12 +2,11 @@
 
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
-#include <sys/wait.h>
 
 #include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "tests/cli_runner.h"
 #include "tests/gguf_builder.h"
 #include "tests/model_files.h"
 
@@ -18,51 +17,11 @@ namespace {
 
 using nlohmann::json;
 
-struct Outcome {
-  int status;
-  std::string out;
-  std::string err;
-};
+using test::Outcome;
 
-class Cli : public testing::Test {
+class Cli : public test::Cli {
  protected:
-  /// Runs the program with arguments as a shell reads them.
-  Outcome run(const std::string& arguments, const std::string& input = "") const {
-    return shell(std::string(MEMOIR_PROGRAM) + " " + arguments, input);
-  }
-
-  Outcome shell(const std::string& command, const std::string& input = "") const {
-    const test::fs::path in = folder_.path() / "in";
-    const test::fs::path out = folder_.path() / "out";
-    const test::fs::path err = folder_.path() / "err";
-    test::write_file(in, input);
-    const std::string line = "( " + command + " ) <" + in.string() + " >" + out.string() + " 2>" + err.string();
-    const int result = std::system(line.c_str());
-    return {WIFEXITED(result) ? WEXITSTATUS(result) : 128 + WTERMSIG(result), test::read_file(out),
-            test::read_file(err)};
-  }
-
-  std::string tiny() const { return test::data("llama").string(); }
-  std::string in_folder(const std::string& name) const { return (folder_.path() / name).string(); }
-
-  std::string golden_tokens(const char* name) const {
-    mx::array a = mx::load_safetensors(tiny() + "/expected.safetensors").first.at(name);
-    mx::eval(a);
-    std::ostringstream text;
-    for (std::size_t i = 0; i < a.size(); ++i) text << (i > 0 ? "," : "") << a.data<std::int32_t>()[i];
-    return text.str();
-  }
-
   static void write_converted_model(const test::fs::path& path);
-
-  void expect_failure(const std::string& arguments, int status, const std::string& message) const {
-    const Outcome outcome = run(arguments);
-    EXPECT_EQ(outcome.status, status) << arguments << "\n" << outcome.err;
-    EXPECT_NE(outcome.err.find(message), std::string::npos) << arguments << "\n" << outcome.err;
-    EXPECT_EQ(outcome.out, "") << arguments;
-  }
-
-  test::TemporaryFolder folder_;
 };
 
 // A GGUF of one layer whose two matrices of 256 columns are Q6_K, a type that becomes float16; zeros, so that every
@@ -124,67 +83,6 @@ TEST_F(Cli, GeneratePrintsOneJsonObject) {
   EXPECT_EQ(result["finish_reason"], "length");
   EXPECT_GT(result["prefill_s"], 0.0);
   EXPECT_GE(result["decode_s"], 0.0);
-}
-
-TEST_F(Cli, LogitsAreTheReferencesInChunksOfAnySize) {
-  for (const std::string chunk : {"", " --chunk 1", " --chunk 7"}) {
-    const std::string file = in_folder("logits.safetensors");
-    const Outcome outcome = run("logits -m " + tiny() + " --tokens " + golden_tokens("prompt") + " -o " + file + chunk);
-    ASSERT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_EQ(outcome.out, "");
-    const test::Tensors written = mx::load_safetensors(file).first;
-    ASSERT_EQ(written.size(), 1U);
-    const mx::array expected = mx::load_safetensors(tiny() + "/expected.safetensors").first.at("logits");
-    ASSERT_EQ(written.at("logits").shape(), expected.shape());
-    ASSERT_EQ(written.at("logits").dtype(), mx::float32);
-    EXPECT_LT(mx::max(mx::abs(mx::subtract(written.at("logits"), expected))).item<float>(), 2e-3F);
-  }
-}
-
-TEST_F(Cli, LogitsLeavesNoHalfFileBehind) {
-  expect_failure("logits -m " + tiny() + " --tokens 1,2 -o " + in_folder("none/x.safetensors"), 1,
-                 "none/x.safetensors");
-  // 4 KiB of disk: room for the file's beginning. (The signal that comes with this limit is ignored for its error.)
-  const std::string command = std::string(MEMOIR_PROGRAM) + " logits -m " + tiny() + " --tokens " +
-                              golden_tokens("prompt") + " -o " + in_folder("x.safetensors");
-  const Outcome full = shell("trap '' XFSZ; ulimit -f 8; " + command);
-  EXPECT_EQ(full.status, 1) << full.err;
-  EXPECT_NE(full.err.find("x.safetensors: can't write"), std::string::npos) << full.err;
-  EXPECT_FALSE(test::fs::exists(in_folder("x.safetensors")));
-  for (const auto& entry : test::fs::directory_iterator(folder_.path())) {
-    EXPECT_EQ(entry.path().string().find(".part"), std::string::npos) << entry.path();
-  }
-}
-
-TEST_F(Cli, LogitsRefusesWhatIsNoFileBeforeItLoadsTheModel) {
-  const std::string command = "logits -m no/such/model --tokens 1,2 -o ";
-  expect_failure(command + "''", 2, "--output: the file's name is empty");
-  expect_failure(command + in_folder("new/"), 2, "is a directory");
-  expect_failure(command + folder_.path().string(), 2, "is a directory");
-}
-
-TEST_F(Cli, LogitsWritesThroughLinksAndIntoPipes) {
-  const std::string logits = "logits -m " + tiny() + " --tokens 1,2 -o ";
-  ASSERT_EQ(run(logits + in_folder("plain")).status, 0);
-  const std::string expected = test::read_file(in_folder("plain"));
-
-  test::fs::create_directory(in_folder("there"));
-  test::fs::create_symlink("there/target", in_folder("link"));
-  for (const std::string state : {"dangling", "leading to a file"}) {
-    EXPECT_EQ(run(logits + in_folder("link")).status, 0) << state;
-    EXPECT_TRUE(test::fs::is_symlink(in_folder("link"))) << state;
-    EXPECT_EQ(test::read_file(in_folder("there/target")), expected) << state;
-  }
-
-  const std::string fifo = in_folder("fifo");
-  const Outcome piped = shell("mkfifo " + fifo + "; timeout 60 cat " + fifo + " & " + MEMOIR_PROGRAM + " " + logits +
-                              fifo + " && wait && test -p " + fifo);
-  EXPECT_EQ(piped.status, 0) << piped.err;
-  EXPECT_EQ(piped.out, expected);
-  EXPECT_EQ(run(logits + "/dev/stdout | cat").out, expected);
-  EXPECT_EQ(run(logits + "/dev/null").status, 0);
-  if (test::fs::exists("/dev/full")) expect_failure(logits + "/dev/full", 1, "/dev/full: can't write");
-  EXPECT_TRUE(test::fs::is_character_file("/dev/null"));
 }
 
 TEST_F(Cli, ReportsTheVersionAndHelp) {
@@ -257,6 +155,11 @@ TEST_F(Cli, NumbersAreDecimalFiniteAndInRange) {
   EXPECT_NE(json::parse(run(sampled + "0").out)["tokens"], json::parse(largest.out)["tokens"]);
 }
 
+TEST_F(Cli, AnEmptyPathIsSaidToBeEmpty) {
+  expect_failure("generate -m '' --tokens 1", 2, "memoir: --model: the path is empty\n");
+  expect_failure(std::string("template '' -m ") + MEMOIR_TEST_SMOLLM2, 1, "the path of the messages is empty");
+}
+
 TEST_F(Cli, EveryErrorSaysWhoseItIs) {
   for (const std::string arguments : {"", "fly", "generate", "generate -m x", "chat --fly", "bench -m x --prompt x",
                                       "generate -m x --tokens 1", "logits -m x --tokens x -o y"}) {
@@ -284,6 +187,7 @@ TEST_F(Cli, AModelThatIsNowhereIsLookedForInFoldersThatItNames) {
   EXPECT_NE(outcome.err.find("nothing: no such file or directory, nor a model in /my/models, "), std::string::npos)
       << outcome.err;
   EXPECT_NE(outcome.err.find("/share/memoir/models"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("set MEMOIR_MODELS to the folder that has nothing.gguf"), std::string::npos);
 }
 
 // Below what 64 threads of a BLAS ask for, which some BLAS go on asking for when the program ends.
@@ -342,6 +246,16 @@ TEST_F(Cli, AStdoutThatTakesNothingIsAnErrorNotACrash) {
       EXPECT_NE(outcome.err.find("can't write"), std::string::npos) << command << output << "\n" << outcome.err;
     }
   }
+}
+
+TEST_F(Cli, BenchNamesAModelWhosePathIsNoUtf8) {
+  const std::string path = in_folder("\xff");
+  std::error_code refused;  // some file systems do
+  test::fs::create_directory_symlink(tiny(), path, refused);
+  if (refused) GTEST_SKIP() << refused.message();
+  const Outcome outcome = run("bench -m '" + path + "' --prompt 4 --decode 2 --repeat 1 --json");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(json::parse(outcome.out)["model"], in_folder("\xEF\xBF\xBD"));
 }
 
 TEST_F(Cli, BenchPrintsItsFigures) {
@@ -417,6 +331,9 @@ TEST_F(Cli, TokenizeTakesLinesAsTheyAre) {
   EXPECT_EQ(run("tokenize --decode" + model, "[1, 99999]").status, 1);
   EXPECT_EQ(run("tokenize --decode" + model, "nonsense").status, 1);
   EXPECT_EQ(run("tokenize --json" + model, "nonsense").status, 1);
+  for (const std::string wrong : {"nonsense", "3"}) {
+    EXPECT_EQ(run("tokenize --decode" + model, "[1]\n" + wrong).err.find("memoir: stdin: line 2: "), 0U) << wrong;
+  }
   EXPECT_EQ(run("tokenize --decode" + model, std::string(1'000'000, '[')).status, 1);
   EXPECT_EQ(run("tokenize --decode" + model, "[" + std::string(1000, '[') + std::string(1000, ']') + "]").status, 1);
 }
@@ -452,33 +369,21 @@ TEST_F(Cli, MessagesComeFromPipesToo) {
       0U);
 }
 
+TEST_F(Cli, MessagesThatAreNoJsonAreErrorsThatSayWhere) {
+  const std::string command = std::string("template - -m ") + kSmolLM2;
+  EXPECT_EQ(run(command, "{\"messages\":\n [{\"role\" \"user\"}]}")
+                .err.find("memoir: stdin: is not JSON: parse error at line 2, column 16: "),
+            0U);
+  EXPECT_EQ(run(command, "{\"messages\": [1e999]}").err, "memoir: stdin: number overflow parsing '1e999'\n");
+  EXPECT_EQ(run(command, "{}").err, "memoir: stdin: messages: expected an array of messages\n");
+}
+
 TEST_F(Cli, MessagesFilesThatAreNoneAreErrors) {
   for (const std::string text : {"", "{", "{}", "7", R"({"messages": 3})", R"({"messages": [], "tools": 3})",
                                  R"({"messages": [], "add_generation_prompt": "yes"})"}) {
     test::write_file(in_folder("chat.json"), text);
     expect_failure(std::string("template -m ") + kSmolLM2 + " " + in_folder("chat.json"), 1, "chat.json");
   }
-}
-
-TEST_F(Cli, ChatAnswersLinesAndReusesTheConversation) {
-  const Outcome outcome =
-      run(std::string("chat -m ") + kSmolLM2 + " -n 12 --temp 0 --stats",
-          "What is the capital of France?\nAnd of Italy?\n\n/frob\n/reset \n/help\nWhat is the capital of France?\n"
-          "/exit\nWhat is the capital of France?\n");
-  ASSERT_EQ(outcome.status, 0) << outcome.err;
-  const std::string first = outcome.out.substr(0, outcome.out.find('\n') + 1);
-  EXPECT_NE(first.find("Paris"), std::string::npos) << outcome.out;
-  std::vector<int> cached;
-  const std::string key = "cached_tokens ";
-  for (std::size_t at = outcome.err.find(key); at != std::string::npos; at = outcome.err.find(key, at + 1)) {
-    cached.push_back(std::atoi(outcome.err.c_str() + at + key.size()));
-  }
-  EXPECT_NE(outcome.err.find("memoir: unknown command /frob"), std::string::npos) << outcome.err;
-  EXPECT_NE(outcome.err.find("/reset  a new conversation"), std::string::npos) << outcome.err;
-  ASSERT_EQ(cached.size(), 3U) << outcome.err;
-  EXPECT_EQ(cached[0], 0);
-  EXPECT_GT(cached[1], 40);  // the first prompt of 37 tokens, and its answer
-  EXPECT_EQ(cached[2], 36);  // the first question again: all but its last token
 }
 
 TEST_F(Cli, GenerateRendersMessages) {

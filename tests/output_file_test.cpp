@@ -5,23 +5,27 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
 #include <string>
 
+#include "memoir/base/error.h"
+
 namespace fs = std::filesystem;
 
 namespace memoir::cli {
 namespace {
 
-class OutputFile : public testing::Test {
+class OutputFileTest : public testing::Test {
  protected:
   void SetUp() override {
     fs::remove_all(folder_);
     fs::create_directories(folder_);
-    write_file(path(), [](std::FILE* file) { std::fputs("before", file); });
+    write_file(path(), [](OutputFile& file) { file.write("before"); });
   }
   void TearDown() override { fs::remove_all(folder_); }
 
@@ -37,11 +41,11 @@ class OutputFile : public testing::Test {
                                                         testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
-TEST_F(OutputFile, IsAsBeforeWhenASignalEndsTheProcess) {
+TEST_F(OutputFileTest, IsAsBeforeWhenASignalEndsTheProcess) {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
-    const auto write = [&](std::FILE* file) {
-      std::fputs("half", file);
-      std::fflush(file);
+    const auto write = [&](OutputFile& file) {
+      file.write("half");
+      file.flush();
       raise(number);
     };
     EXPECT_EXIT(write_file(path(), write), testing::KilledBySignal(number), "");
@@ -49,18 +53,29 @@ TEST_F(OutputFile, IsAsBeforeWhenASignalEndsTheProcess) {
   }
 }
 
-TEST_F(OutputFile, IsAsBeforeWhenTheWriterThrows) {
-  const auto write = [](std::FILE* file) {
-    std::fputs("half", file);
+TEST_F(OutputFileTest, IsAsBeforeWhenTheWriterThrows) {
+  const auto write = [](OutputFile& file) {
+    file.write("half");
     throw std::runtime_error("no more");
   };
   EXPECT_THROW(write_file(path(), write), std::runtime_error);
   expect_as_before();
 }
 
-TEST_F(OutputFile, KeepsWhoMayReadIt) {
+// A buffer's worth and more, so that the error comes in the middle, and others succeed after it.
+TEST_F(OutputFileTest, SaysWhyAWriteInTheMiddleFailed) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
+  try {
+    write_file("/dev/full", [](OutputFile& file) { file.write(std::string(1 << 20, 'x')); });
+    ADD_FAILURE() << "no error";
+  } catch (const FileError& error) {
+    EXPECT_EQ(error.what(), std::string("/dev/full: can't write: ") + std::strerror(ENOSPC));
+  }
+}
+
+TEST_F(OutputFileTest, KeepsWhoMayReadIt) {
   fs::permissions(path(), fs::perms::owner_read | fs::perms::owner_write);
-  write_file(path(), [](std::FILE* file) { std::fputs("after", file); });
+  write_file(path(), [](OutputFile& file) { file.write("after"); });
   EXPECT_EQ(fs::status(path()).permissions(), fs::perms::owner_read | fs::perms::owner_write);
 }
 

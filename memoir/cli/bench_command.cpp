@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "memoir/base/error.h"
+#include "memoir/base/json_text.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/number_checks.h"
@@ -165,7 +165,7 @@ int run_bench(const BenchArguments& arguments) {
                                          {"cpu", kernels::cpu_kernels()},
                                          {"model", arguments.run.model},
                                          {"kv", measured.kv}};
-    write_out(json.dump() + "\n");
+    write_out(json_text(json) + "\n");
     return kDone;
   }
   char rest[256];

@@ -1,10 +1,14 @@
 #include <iostream>
 #include <memory>
+#include <stdexcept>
+#include <utility>
 
 #include "memoir/base/error.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/line_editor.h"
+#include "memoir/cli/report.h"
+#include "memoir/cli/signals.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
 #include "memoir/engine/conversation.h"
@@ -49,9 +53,12 @@ class Chat {
         if (is_terminal_) std::cerr << '\n';
         break;
       }
+      std::optional<EchoOff> echo_off;
+      if (!editor_) echo_off.emplace();  // the editor sees to it itself
       take(*line);
     }
-    return kDone;
+    // At a terminal someone has read what failed, and gone on.
+    return has_failed_ && !is_terminal_ ? kFailed : kDone;
   }
 
  private:
@@ -62,8 +69,11 @@ class Chat {
 
   std::optional<std::string> next_line() {
     if (editor_) return editor_->read();
-    if (is_terminal_) std::cerr << kPrompt << std::flush;
-    return read_line();
+    const auto show_prompt = [this] {
+      if (is_terminal_) std::cerr << kPrompt << std::flush;
+    };
+    show_prompt();
+    return read_line(show_prompt);
   }
 
   void take(const std::string& line) {
@@ -78,9 +88,24 @@ class Chat {
       reset();
       std::cerr << "A new conversation.\n";
     } else if (text[0] == '/' && text.find_first_of(" /", 1) == std::string::npos) {
-      std::cerr << "memoir: unknown command " << text << ", /help lists them\n";
+      report("unknown command " + text + ", /help lists them");
     } else {
-      answer(text);
+      try_to_answer(text);
+    }
+  }
+
+  // A message that can't be answered is reported and dropped; the conversation goes on without it.
+  void try_to_answer(const std::string& line) {
+    const std::size_t n_messages = conversation_->messages().size();
+    try {
+      answer(line);
+    } catch (const OutputError&) {
+      throw;
+    } catch (const std::exception& error) {
+      has_failed_ = true;
+      while (conversation_->messages().size() > n_messages) conversation_->drop_last_message();
+      if (std::exchange(is_answering_, false)) write_out("\n");
+      report(error);
     }
   }
 
@@ -89,14 +114,16 @@ class Chat {
     const std::vector<TokenId> prompt = conversation_->prompt();
     const int context = session_.model().context();
     if (prompt.size() >= static_cast<std::size_t>(context)) {
-      std::cerr << "memoir: the chat has " << prompt.size() << " tokens with this message, the model's context is "
-                << context << ": shorten it, or begin a new one with /reset\n";
-      conversation_->drop_last_message();
-      return;
+      throw std::length_error("the chat has " + std::to_string(prompt.size()) +
+                              " tokens with this message, the model's context is " + std::to_string(context) +
+                              ": shorten it, or begin a new one with /reset");
     }
-    const EchoOff echo_off(editor_.has_value());
     const engine::Completion completion =
-        engine::generate(session_, prompt, options_, &tokenizer_, [](std::string_view text) { write_out(text); });
+        engine::generate(session_, prompt, options_, &tokenizer_, [this](std::string_view text) {
+          is_answering_ = true;
+          write_out(text);
+        });
+    is_answering_ = false;
     write_out("\n");
     if (completion.tokens.empty() && completion.finish_reason == engine::FinishReason::kCancelled) {
       conversation_->drop_last_message();
@@ -124,9 +151,12 @@ class Chat {
   engine::Session session_;
   std::optional<engine::Conversation> conversation_;
   InterruptFlag interrupt_;
+  TerminalGuard guard_;
   std::optional<LineEditor> editor_;
   bool is_terminal_ = stdin_is_terminal();
   bool is_over_ = false;
+  bool is_answering_ = false;  // the answer's line is not at its end
+  bool has_failed_ = false;
 };
 
 int run_chat(const ChatArguments& arguments) {
@@ -152,7 +182,9 @@ void add_chat_command(CLI::App& app, Action& action) {
       ->type_name("TEXT");
   arguments->sampling.add_to(*command);
   command->add_flag("--stats", arguments->shows_stats, "after each answer say on stderr what was computed");
-  command->footer(std::string("In the chat:\n") + kCommands);
+  command->footer(std::string("In the chat:\n") + kCommands +
+                  "A message that can't be answered is reported and dropped, and the chat goes on. Where stdin is no\n"
+                  "terminal, the exit status is 1 then.");
   command->callback([arguments, &action] { action = [arguments] { return run_chat(*arguments); }; });
 }
 

@@ -4,13 +4,13 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <iostream>
 #include <limits>
 #include <stdexcept>
 
 #include "memoir/cli/heap.h"
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/number_checks.h"
+#include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
 #include "memoir/kernels/device.h"
 
@@ -31,14 +31,13 @@ void use_device(const std::string& name) {
 }  // namespace
 
 void RunOptions::add_to(CLI::App& command) {
-  CLI::Option* option =
-      command.add_option("-m,--model", model, "a model directory, a .gguf file, or smollm2")->type_name("MODEL");
+  CLI::Option* option = command.add_option("-m,--model", model, kModelHelp)->type_name("MODEL");
   if (model.empty()) {
     option->required();
   } else {
     option->capture_default_str();
   }
-  command.add_option("--threads", threads, "threads of matrix products (default: the physical cores)")
+  command.add_option("--threads", threads, "threads of the CPU kernels (default: the physical cores)")
       ->type_name("N")
       ->transform(whole_number(1, kMaxThreads));
   command.add_option("--device", device, "where to compute")
@@ -58,7 +57,7 @@ model::LoadedModel RunOptions::load() const {
   kernels::set_cpu_threads(threads > 0 ? threads : kernels::cpu_threads());
   const FreedBlocksReturn while_loading;
   model::LoadedModel loaded = model::load_model(resolve_model(model));
-  for (const std::string& note : loaded.notes) std::cerr << "memoir: " << model << ": " << note << '\n';
+  for (const std::string& note : loaded.notes) report(model + ": " + note);
   return loaded;
 }
 

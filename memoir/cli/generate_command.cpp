@@ -5,6 +5,7 @@
 
 #include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
+#include "memoir/base/json_text.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/messages_file.h"
@@ -97,7 +98,7 @@ int run_generate(const GenerateArguments& arguments) {
   engine::Session session(*loaded.model);
   const engine::Completion completion = engine::generate(session, prompt, options, tokenizer, show);
   if (arguments.is_json) {
-    write_out(json_of(completion).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    write_out(json_text(json_of(completion)) + "\n");
   } else {
     write_out((tokenizer ? "" : tokens_text(completion.tokens)) + "\n");
   }

@@ -1,6 +1,7 @@
 #include "memoir/cli/line_editor.h"
 
 #include <histedit.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <clocale>
@@ -8,6 +9,7 @@
 #include <cwchar>
 #include <string_view>
 
+#include "memoir/cli/signals.h"
 #include "memoir/cli/terminal.h"
 
 namespace memoir::cli {
@@ -23,16 +25,24 @@ void use_utf8() {
 }
 
 // In libedit's place, which starts to wait again after a signal. 1 with a character, 0 at the end, -1 if interrupted.
-int read_character(EditLine*, wchar_t* character) {
+int read_character(EditLine* editor, wchar_t* character) {
+  constexpr auto kNoCharacter = static_cast<std::size_t>(-1);
+  constexpr auto kIncomplete = static_cast<std::size_t>(-2);
   std::mbstate_t state{};
   while (true) {
-    if (!wait_for_input()) return -1;
+    if (!wait_for_input([editor] { el_set(editor, EL_REFRESH); })) return -1;
     char byte = 0;
     const ssize_t n_read = ::read(STDIN_FILENO, &byte, 1);
     if (n_read <= 0) return n_read == 0 ? 0 : -1;
-    const std::size_t length = std::mbrtowc(character, &byte, 1, &state);
-    if (length == 0 || length == 1) return 1;
-    if (length == static_cast<std::size_t>(-1)) state = {};  // not a character: left out
+    const bool is_inside = std::mbsinit(&state) == 0;
+    std::size_t length = std::mbrtowc(character, &byte, 1, &state);
+    if (length == kNoCharacter) {  // left out
+      state = {};
+      // Where it cut a character short, only that one's beginning: the byte may be the next, Enter for one.
+      if (is_inside) length = std::mbrtowc(character, &byte, 1, &state);
+      if (length == kNoCharacter) state = {};
+    }
+    if (length != kNoCharacter && length != kIncomplete) return 1;
   }
 }
 
@@ -42,7 +52,14 @@ struct LineEditor::State {
   EditLine* editor;
   History* history;
   std::string prompt;
+  termios settings_before;
 };
+
+void LineEditor::keep_keys() const {
+  termios settings = state_->settings_before;
+  settings.c_lflag &= ~static_cast<tcflag_t>(ECHO | ICANON);
+  tcsetattr(STDIN_FILENO, TCSANOW, &settings);
+}
 
 bool LineEditor::is_usable() {
   const char* const terminal = std::getenv("TERM");
@@ -50,7 +67,8 @@ bool LineEditor::is_usable() {
   return can_move && stdin_is_terminal() && stderr_is_terminal();
 }
 
-LineEditor::LineEditor(const std::string& prompt) : state_(new State{nullptr, history_init(), prompt}) {
+LineEditor::LineEditor(const std::string& prompt) : state_(new State{nullptr, history_init(), prompt, {}}) {
+  tcgetattr(STDIN_FILENO, &state_->settings_before);
   use_utf8();
   HistEvent event;
   history(state_->history, &event, H_SETSIZE, kHistoryLines);
@@ -73,6 +91,7 @@ LineEditor::LineEditor(const std::string& prompt) : state_(new State{nullptr, hi
 LineEditor::~LineEditor() {
   el_end(state_->editor);
   history_end(state_->history);
+  tcsetattr(STDIN_FILENO, TCSANOW, &state_->settings_before);
 }
 
 std::optional<std::string> LineEditor::read() {
@@ -80,6 +99,7 @@ std::optional<std::string> LineEditor::read() {
   el_set(state_->editor, EL_PREP_TERM, 1);
   int n_bytes = 0;
   const char* const typed = el_gets(state_->editor, &n_bytes);
+  keep_keys();
   if (typed == nullptr || n_bytes <= 0) return std::nullopt;
   std::string line(typed, static_cast<std::size_t>(n_bytes));
   while (line.ends_with('\n') || line.ends_with('\r')) line.pop_back();

@@ -21,10 +21,13 @@ class LineEditor {
   LineEditor& operator=(const LineEditor&) = delete;
 
   /// The next line without its end; nullopt at the end of input, and where an InterruptFlag ended the wait.
-  /// Between calls the terminal is as it was before the first.
+  /// From the first call on, what is typed between calls is not shown and kept for the next, each key of it (Ctrl-D is
+  /// one); with the editor's end the terminal is as it was.
   std::optional<std::string> read();
 
  private:
+  void keep_keys() const;
+
   struct State;
   std::unique_ptr<State> state_;
 };

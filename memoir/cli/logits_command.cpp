@@ -1,11 +1,12 @@
-#include <mlx/io.h>
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
 #include <algorithm>
 #include <memory>
+#include <span>
+#include <stdexcept>
 
-#include "memoir/base/error.h"
+#include "memoir/base/safetensors.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/number_checks.h"
@@ -23,47 +24,46 @@ struct LogitsArguments {
   RunOptions run;
   std::string tokens;
   std::string output;
-  int chunk = 0;  // 0: all tokens at once
+  int chunk = 512;
 };
 
-// What MLX writes a file through. It goes front to back only, so that the file may be a pipe.
-class FrontToBack : public mx::io::Writer {
- public:
-  explicit FrontToBack(std::FILE* file) : file_(file) {}
+// Before anything is written: what goes into a pipe can't be taken back.
+void check_tokens(const std::vector<TokenId>& tokens, const model::Model& model) {
+  const int n_vocab = model.config().vocab_size;
+  for (const TokenId token : tokens) {
+    if (token < n_vocab) continue;
+    throw std::invalid_argument("--tokens: token " + std::to_string(token) + " is outside the vocabulary of " +
+                                std::to_string(n_vocab));
+  }
+  if (tokens.size() <= static_cast<std::size_t>(model.context())) return;
+  throw std::invalid_argument("--tokens: " + std::to_string(tokens.size()) + " tokens pass the model's context of " +
+                              std::to_string(model.context()));
+}
 
-  bool is_open() const override { return true; }
-  bool good() const override { return true; }  // write_file() looks for errors when all is written
-  std::size_t tell() override { return n_written_; }
-  void seek(std::int64_t, std::ios_base::seekdir) override { throw std::logic_error("a pipe can't seek"); }
-  void write(const char* data, std::size_t n_bytes) override { n_written_ += std::fwrite(data, 1, n_bytes, file_); }
-  std::string label() const override { return "output"; }
-
- private:
-  std::FILE* file_;
-  std::size_t n_written_ = 0;
-};
+// The rows of each chunk are written as they come, so that memory holds one chunk's.
+void write_logits(const LogitsArguments& arguments, const std::vector<TokenId>& tokens, const model::Model& model,
+                  OutputFile& file) {
+  const auto n_tokens = static_cast<std::int64_t>(tokens.size());
+  file.write(safetensors_header("logits", "F32", {n_tokens, model.config().vocab_size}));
+  engine::Session session(model);
+  const auto n_chunk = static_cast<std::size_t>(arguments.chunk);
+  ProgressLine progress("tokens");
+  for (std::span<const TokenId> rest(tokens); !rest.empty(); rest = rest.subspan(std::min(n_chunk, rest.size()))) {
+    const mx::array logits = session.forward(rest.first(std::min(n_chunk, rest.size())), model::LogitRows::kAll);
+    const mx::array rows = mx::contiguous(mx::astype(logits, mx::float32));
+    mx::eval(rows);
+    file.write({reinterpret_cast<const char*>(rows.data<float>()), rows.nbytes()});
+    progress.show(static_cast<int>(session.tokens().size()), static_cast<int>(tokens.size()));
+  }
+}
 
 int run_logits(const LogitsArguments& arguments) {
   const std::vector<TokenId> tokens = parse_tokens(arguments.tokens);
   if (tokens.empty()) throw UsageError("--tokens: the list is empty");
   check_output_path("--output", arguments.output);
   const model::LoadedModel loaded = arguments.run.load();
-  engine::Session session(*loaded.model);
-  const std::size_t n_chunk = arguments.chunk > 0 ? static_cast<std::size_t>(arguments.chunk) : tokens.size();
-  ProgressLine progress("tokens");
-  std::vector<mx::array> parts;
-  for (std::size_t begin = 0; begin < tokens.size(); begin += n_chunk) {
-    const std::size_t n_tokens = std::min(n_chunk, tokens.size() - begin);
-    const mx::array logits = session.forward(std::span(tokens).subspan(begin, n_tokens), model::LogitRows::kAll);
-    parts.push_back(mx::astype(mx::squeeze(logits, 0), mx::float32));
-    mx::eval(parts.back());
-    progress.show(static_cast<int>(begin + n_tokens), static_cast<int>(tokens.size()));
-  }
-  mx::array logits = mx::concatenate(parts, 0);
-  mx::eval(logits);
-  write_file(arguments.output, [&](std::FILE* file) {
-    mx::save_safetensors(std::make_shared<FrontToBack>(file), {{"logits", logits}});
-  });
+  check_tokens(tokens, *loaded.model);
+  write_file(arguments.output, [&](OutputFile& file) { write_logits(arguments, tokens, *loaded.model, file); });
   return kDone;
 }
 
@@ -77,9 +77,10 @@ void add_logits_command(CLI::App& app, Action& action) {
   command->add_option("-o,--output", arguments->output, "gets one float32 tensor, logits")
       ->type_name("FILE.safetensors")
       ->required();
-  command->add_option("--chunk", arguments->chunk, "tokens in one forward pass (default: all)")
+  command->add_option("--chunk", arguments->chunk, "tokens in one forward pass")
       ->type_name("N")
-      ->transform(whole_number(1, 1 << 20));
+      ->transform(whole_number(1, 1 << 20))
+      ->capture_default_str();
   command->callback([arguments, &action] { action = [arguments] { return run_logits(*arguments); }; });
 }
 

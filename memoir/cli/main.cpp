@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "memoir/cli/commands.h"
+#include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
 
@@ -15,18 +16,15 @@ namespace {
 
 using namespace memoir::cli;
 
-int report(const std::exception& error, int status) {
-  std::cerr << "memoir: " << error.what() << '\n';
-  return status;
-}
-
 int run(const Action& action) {
   try {
     return action();
   } catch (const UsageError& error) {
-    return report(error, kWrongUsage);
+    report(error);
+    return kWrongUsage;
   } catch (const std::exception& error) {
-    return report(error, kFailed);
+    report(error);
+    return kFailed;
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
+#include "memoir/base/json_text.h"
 #include "memoir/cli/terminal.h"
 #include "memoir/engine/conversation.h"
 
@@ -23,6 +24,7 @@ constexpr std::uint64_t kMaxBytes = 256U << 20;
 
 // Devices and FIFOs have no size to read by.
 std::string read_messages(const std::string& path) {
+  if (path.empty()) throw FileError("", "", "the path of the messages is empty");
   if (path == "-") return read_stream(stdin, "stdin", kMaxBytes);
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
@@ -37,22 +39,22 @@ std::string read_messages(const std::string& path) {
 }  // namespace
 
 text::ChatTemplate::Inputs read_messages_file(const std::string& path, const text::Tokenizer& tokenizer) {
-  Json json = Json::parse(read_messages(path), nullptr, /* allow_exceptions = */ false);
-  if (json.is_discarded()) throw FormatError(path, "", "is not JSON");
+  const std::string name = path == "-" ? "stdin" : path;
+  Json json = parse_ordered_json(read_messages(path), name);
   if (json.is_array()) json = Json{{"messages", std::move(json)}};
   if (!json.is_object() || !json.contains("messages") || !json["messages"].is_array()) {
-    throw FormatError(path, "messages", "expected an array of messages");
+    throw FormatError(name, "messages", "expected an array of messages");
   }
   text::ChatTemplate::Inputs inputs = engine::template_inputs(tokenizer, std::move(json["messages"]));
   json.erase("messages");
   if (json.contains("tools")) {
     inputs.tools = std::move(json["tools"]);
-    if (!inputs.tools.is_array() && !inputs.tools.is_null()) throw FormatError(path, "tools", "expected an array");
+    if (!inputs.tools.is_array() && !inputs.tools.is_null()) throw FormatError(name, "tools", "expected an array");
     json.erase("tools");
   }
   if (json.contains("add_generation_prompt")) {
     if (!json["add_generation_prompt"].is_boolean()) {
-      throw FormatError(path, "add_generation_prompt", "expected true or false");
+      throw FormatError(name, "add_generation_prompt", "expected true or false");
     }
     inputs.add_generation_prompt = json["add_generation_prompt"];
     json.erase("add_generation_prompt");

@@ -3,7 +3,9 @@
 #include <cstdlib>
 #include <vector>
 
+#include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
+#include "memoir/cli/status.h"
 
 namespace fs = std::filesystem;
 
@@ -23,20 +25,25 @@ std::vector<fs::path> model_folders() {
   return folders;
 }
 
+std::string how_to_name_one(const std::string& name) {
+  return "Name a .gguf file or a model's directory with -m, or set MEMOIR_MODELS to the folder that has " + name +
+         ".gguf; `make setup` in a checkout of memoir puts smollm2 into its models/";
+}
+
 }  // namespace
 
 fs::path resolve_model(const std::string& name) {
-  std::error_code error;
-  if (fs::exists(name, error)) return name;
-  if (name.empty() || fs::path(name).filename() != name) throw FileError(name, "", "no such file or directory");
+  if (name.empty()) throw UsageError("--model: the path is empty");
+  if (entry_exists(name)) return name;
+  if (fs::path(name).filename() != name) throw FileError(name, "", "no such file or directory");
   std::string searched;
   for (const fs::path& folder : model_folders()) {
     for (const fs::path& path : {folder / (name + ".gguf"), folder / name}) {
-      if (fs::exists(path, error)) return path;
+      if (entry_exists(path)) return path;
     }
     searched += (searched.empty() ? "" : ", ") + folder.string();
   }
-  throw FileError(name, "", "no such file or directory, nor a model in " + searched);
+  throw FileError(name, "", "no such file or directory, nor a model in " + searched + ". " + how_to_name_one(name));
 }
 
 }  // namespace memoir::cli

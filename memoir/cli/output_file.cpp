@@ -1,13 +1,16 @@
 #include "memoir/cli/output_file.h"
 
+#include <fcntl.h>
 #include <signal.h>  // NOLINT: sigaction is POSIX, not in <csignal>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
-#include <memory>
+#include <optional>
 #include <system_error>
+#include <utility>
 
 #include "memoir/base/error.h"
 #include "memoir/cli/status.h"
@@ -19,20 +22,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
   throw FileError(path, "", "can't write: " + why);
-}
-
-struct CloseFile {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-
-void write_to(const std::string& opened, const std::string& path, const std::function<void(std::FILE*)>& write) {
-  std::unique_ptr<std::FILE, CloseFile> file(std::fopen(opened.c_str(), "wb"));
-  if (!file) refuse(path, std::strerror(errno));
-  write(file.get());
-  errno = 0;
-  const bool is_written = std::fflush(file.get()) == 0 && std::ferror(file.get()) == 0;
-  const bool is_closed = std::fclose(file.release()) == 0;
-  if (!is_written || !is_closed) refuse(path, errno != 0 ? std::strerror(errno) : "the system does not say why");
 }
 
 const char* unfinished = nullptr;  // the file to remove when a signal ends the process
@@ -71,12 +60,59 @@ class Unfinished {
   std::array<struct sigaction, kEndingSignals.size()> before_{};
 };
 
+constexpr int kMaxLinks = 40;  // as Linux allows
+
+// Where the symbolic link leads.
+fs::path target_of(const fs::path& link) {
+  return link.parent_path() / fs::read_symlink(link);
+}
+
+// N where `path` is /dev/fd/N or another name of that: /proc/self/fd/N is.
+std::optional<int> descriptor_here(const fs::path& path) {
+  std::error_code error;
+  const fs::path folder = fs::canonical("/dev/fd", error);
+  if (error || fs::canonical(path.parent_path().empty() ? "." : path.parent_path(), error) != folder || error) {
+    return std::nullopt;
+  }
+  const std::string name = path.filename().string();
+  int number = -1;
+  const auto [end, parsed] = std::from_chars(name.data(), name.data() + name.size(), number);
+  if (parsed != std::errc() || end != name.data() + name.size()) return std::nullopt;
+  return number;
+}
+
+// The same where links lead there, as /dev/stdout does.
+std::optional<int> descriptor_of(fs::path path) {
+  for (int i = 0; i < kMaxLinks; ++i) {
+    if (const std::optional<int> number = descriptor_here(path)) return number;
+    std::error_code error;
+    if (!fs::is_symlink(fs::symlink_status(path, error))) return std::nullopt;
+    path = target_of(path);
+  }
+  return std::nullopt;
+}
+
+void check_descriptor(int number, const std::string& path) {
+  const int flags = fcntl(number, F_GETFL);
+  if (flags == -1 || (flags & O_ACCMODE) == O_RDONLY) refuse(path, std::strerror(EBADF));
+}
+
+std::FILE* open_descriptor(int number) {
+  const int own = dup(number);
+  return own == -1 ? nullptr : fdopen(own, "wb");
+}
+
+// What `path` leads to, nothing included. Refuses what the system does: links in a circle, folders it can't enter.
+fs::file_status status_of(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::none) refuse(path, error.message());
+  return status;
+}
+
 // Where symbolic links lead, also if there is nothing yet.
 fs::path resolve_links(fs::path path) {
-  constexpr int kMaxLinks = 40;  // as Linux allows
-  for (int i = 0; i < kMaxLinks && fs::is_symlink(fs::symlink_status(path)); ++i) {
-    path = path.parent_path() / fs::read_symlink(path);
-  }
+  for (int i = 0; i < kMaxLinks && fs::is_symlink(fs::symlink_status(path)); ++i) path = target_of(path);
   return path;
 }
 
@@ -84,23 +120,50 @@ fs::path resolve_links(fs::path path) {
 
 void check_output_path(const std::string& option, const std::string& path) {
   if (path.empty()) throw UsageError(option + ": the file's name is empty");
-  std::error_code error;
-  if (path.ends_with('/') || fs::is_directory(path, error)) {
+  if (const std::optional<int> number = descriptor_of(path)) return check_descriptor(*number, path);
+  if (path.ends_with('/') || fs::is_directory(status_of(path))) {
     throw UsageError(option + ": " + path + " is a directory, expected a file");
   }
   const fs::path folder = fs::path(path).parent_path();
-  if (!folder.empty() && !fs::is_directory(folder, error)) throw FileError(path, "", "its folder does not exist");
+  if (!folder.empty() && !fs::is_directory(status_of(folder.string()))) {
+    throw FileError(path, "", "its folder does not exist");
+  }
 }
 
-void write_file(const std::string& path, const std::function<void(std::FILE*)>& write) {
-  std::error_code error;
-  const fs::file_status before = fs::status(path, error);
-  if (fs::exists(before) && !fs::is_regular_file(before)) return write_to(path, path, write);
+OutputFile::OutputFile(std::FILE* file, std::string path) : file_(file), path_(std::move(path)) {
+  if (!file_) refuse(path_, std::strerror(errno));
+}
+
+void OutputFile::write(std::string_view bytes) {
+  if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) refuse(path_, std::strerror(errno));
+}
+
+void OutputFile::flush() {
+  if (std::fflush(file_.get()) != 0) refuse(path_, std::strerror(errno));
+}
+
+void OutputFile::close() {
+  flush();
+  if (std::fclose(file_.release()) != 0) refuse(path_, std::strerror(errno));
+}
+
+void write_file(const std::string& path, const std::function<void(OutputFile&)>& write) {
+  const auto write_to = [&](std::FILE* opened) {
+    OutputFile file(opened, path);
+    write(file);
+    file.close();
+  };
+  if (const std::optional<int> number = descriptor_of(path)) {
+    check_descriptor(*number, path);
+    return write_to(open_descriptor(*number));
+  }
+  const fs::file_status before = status_of(path);
+  if (fs::exists(before) && !fs::is_regular_file(before)) return write_to(std::fopen(path.c_str(), "wb"));
   try {
     const fs::path target = resolve_links(path);
     const std::string aside = target.string() + ".part-" + std::to_string(getpid());
     const Unfinished guard(aside);
-    write_to(aside, path, write);
+    write_to(std::fopen(aside.c_str(), "wb"));
     if (fs::exists(before)) fs::permissions(aside, before.permissions());
     fs::rename(aside, target);
   } catch (const fs::filesystem_error& failure) {

@@ -30,9 +30,7 @@ int run_template(const TemplateArguments& arguments) {
 void add_template_command(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<TemplateArguments>();
   CLI::App* command = app.add_subcommand("template", "render a chat as the text the model reads");
-  command->add_option("-m,--model", arguments->model, "a model directory, a .gguf file, or smollm2")
-      ->type_name("MODEL")
-      ->required();
+  command->add_option("-m,--model", arguments->model, kModelHelp)->type_name("MODEL")->required();
   command
       ->add_option("file", arguments->file,
                    "{\"messages\": [...], \"tools\": [...]}; other keys are variables; - is stdin")

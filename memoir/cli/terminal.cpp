@@ -2,42 +2,21 @@
 
 #include <fcntl.h>
 #include <signal.h>  // NOLINT: sigaction is POSIX, not in <csignal>
-#include <sys/select.h>
 #include <termios.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <iostream>
-#include <system_error>
 #include <utility>
 
 #include "memoir/base/error.h"
+#include "memoir/cli/signals.h"
 
 namespace memoir::cli {
 namespace {
-
-std::atomic<bool> interrupted{false};
-static_assert(std::atomic<bool>::is_always_lock_free, "set in a signal handler");
-
-// A byte in it wakes a wait for input, also where the signal came just before the wait or on another thread.
-struct Pipe {
-  int read_end = -1;
-  int write_end = -1;
-};
-Pipe wake_up;
-
-void handle_interrupt(int) {
-  const int error = errno;
-  interrupted = true;
-  const char byte = 0;
-  [[maybe_unused]] const ssize_t n_written = write(wake_up.write_end, &byte, 1);  // a full pipe wakes as well
-  errno = error;
-}
 
 [[noreturn]] void fail_to_read(const std::string& name) {
   throw FileError(name, "", std::string("can't read: ") + std::strerror(errno));
@@ -47,7 +26,7 @@ void handle_interrupt(int) {
 
 void write_out(std::string_view text) {
   const bool is_written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
-  if (!is_written) throw FileError("stdout", "", std::string("can't write: ") + std::strerror(errno));
+  if (!is_written) throw OutputError("stdout", "", std::string("can't write: ") + std::strerror(errno));
 }
 
 bool stdin_is_terminal() {
@@ -58,64 +37,22 @@ bool stderr_is_terminal() {
 }
 
 void prepare_standard_streams() {
-  signal(SIGPIPE, SIG_IGN);
+  for (const int number : {SIGPIPE, SIGXFSZ}) signal(number, SIG_IGN);
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     // Opened the wrong way round, so that its reads or writes fail. open() takes the lowest number that is free.
     if (fcntl(stream, F_GETFD) == -1) open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
   }
 }
 
-InterruptFlag::InterruptFlag() {
-  std::array<int, 2> ends{};
-  if (pipe(ends.data()) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
-  wake_up = {ends[0], ends[1]};
-  for (const int end : ends) fcntl(end, F_SETFL, O_NONBLOCK);
-  interrupted = false;
-  struct sigaction action {};
-  action.sa_handler = handle_interrupt;
-  action.sa_flags = SA_RESTART;
-  sigaction(SIGINT, &action, nullptr);
-}
-
-InterruptFlag::~InterruptFlag() {
-  signal(SIGINT, SIG_DFL);
-  close(wake_up.read_end);
-  close(wake_up.write_end);
-  wake_up = {};
-}
-
-bool InterruptFlag::is_set() const {
-  return interrupted;
-}
-void InterruptFlag::clear() {
-  std::array<char, 64> bytes;
-  while (read(wake_up.read_end, bytes.data(), bytes.size()) > 0) continue;
-  interrupted = false;
-}
-
-bool wait_for_input() {
-  if (wake_up.read_end < 0) return true;
-  while (!interrupted) {
-    fd_set streams;
-    FD_ZERO(&streams);
-    FD_SET(STDIN_FILENO, &streams);
-    FD_SET(wake_up.read_end, &streams);
-    const int n_ready = select(std::max(STDIN_FILENO, wake_up.read_end) + 1, &streams, nullptr, nullptr, nullptr);
-    if (n_ready < 0 && errno == EINTR) continue;
-    return n_ready < 0 || !FD_ISSET(wake_up.read_end, &streams);  // an error shows again in the read
-  }
-  return false;
-}
-
 struct EchoOff::State {
   termios settings;
 };
 
-EchoOff::EchoOff(bool by_key) {
+EchoOff::EchoOff() {
   State state{};
   if (tcgetattr(STDIN_FILENO, &state.settings) != 0) return;
   before_ = std::make_unique<State>(state);
-  state.settings.c_lflag &= ~static_cast<tcflag_t>(by_key ? ECHO | ICANON : ECHO);
+  state.settings.c_lflag &= ~static_cast<tcflag_t>(ECHO);
   tcsetattr(STDIN_FILENO, TCSANOW, &state.settings);
 }
 
@@ -123,7 +60,7 @@ EchoOff::~EchoOff() {
   if (before_) tcsetattr(STDIN_FILENO, TCSANOW, &before_->settings);
 }
 
-std::optional<std::string> read_line() {
+std::optional<std::string> read_line(const std::function<void()>& on_continued) {
   static std::string unread;
   std::size_t n_searched = 0;
   while (true) {
@@ -133,7 +70,7 @@ std::optional<std::string> read_line() {
       return line;
     }
     n_searched = unread.size();
-    if (!wait_for_input()) return std::nullopt;
+    if (!wait_for_input(on_continued)) return std::nullopt;
     std::array<char, 1 << 12> part;
     const ssize_t n_read = read(STDIN_FILENO, part.data(), part.size());
     if (n_read < 0 && errno != EINTR) fail_to_read("stdin");

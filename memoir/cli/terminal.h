@@ -1,48 +1,41 @@
 #pragma once
 
-// Standard streams: results on stdout, everything else on stderr, and what to do when someone presses Ctrl-C.
+// Standard streams: results on stdout, everything else on stderr.
+// Threads: one at a time.
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "memoir/base/error.h"
+
 namespace memoir::cli {
 
-/// Writes to stdout and flushes. Throws FileError if that fails: a full disk, a closed pipe.
+/// stdout takes no more: nothing that follows can succeed.
+class OutputError : public FileError {
+ public:
+  using FileError::FileError;
+};
+
+/// Writes to stdout and flushes. Throws OutputError if that fails: a full disk, a closed pipe.
 void write_out(std::string_view text);
 
 bool stdin_is_terminal();
 bool stderr_is_terminal();
 
-/// Makes what can be wrong with a standard stream an error of the read or write: a pipe that nobody reads would kill
-/// the process, and a stream that is closed would become the next file that is opened.
+/// Makes what can be wrong with a standard stream an error of the read or write: a pipe that nobody reads
+/// and a file that grows beyond the limit would kill the process, and a stream that is closed would become the next
+/// file that is opened.
 void prepare_standard_streams();
-
-/// While it lives, Ctrl-C sets a flag instead of ending the process. One at a time.
-class InterruptFlag {
- public:
-  InterruptFlag();
-  ~InterruptFlag();
-  InterruptFlag(const InterruptFlag&) = delete;
-  InterruptFlag& operator=(const InterruptFlag&) = delete;
-
-  /// True once Ctrl-C was pressed, until clear().
-  bool is_set() const;
-  void clear();
-};
-
-/// Waits until stdin has something to read or is at its end. False if an InterruptFlag is set, at once or meanwhile.
-bool wait_for_input();
 
 /// While it lives, the terminal on stdin, if there is one, does not show what is typed. It is kept for the next read.
 class EchoOff {
  public:
-  /// by_key: what reads next takes each key as it is typed (a LineEditor), so the terminal keeps all of them, Ctrl-D
-  /// too.
-  explicit EchoOff(bool by_key);
+  EchoOff();
   ~EchoOff();
   EchoOff(const EchoOff&) = delete;
   EchoOff& operator=(const EchoOff&) = delete;
@@ -53,8 +46,9 @@ class EchoOff {
 };
 
 /// The next line of stdin without its end; nullopt at the end of input, and where an InterruptFlag ended the wait.
+/// on_continued: as wait_for_input() calls it.
 /// Throws FileError if stdin can't be read.
-std::optional<std::string> read_line();
+std::optional<std::string> read_line(const std::function<void()>& on_continued = {});
 
 /// The rest of a stream, which is called `name` in messages. Throws FileError if it can't be read, FormatError if it
 /// has more than max_bytes.

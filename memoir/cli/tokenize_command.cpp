@@ -22,7 +22,7 @@ struct TokenizeArguments {
 };
 
 Json parse_line(const std::string& line, int line_number) {
-  return parse_json(line, "stdin, line " + std::to_string(line_number));
+  return parse_json(line, "stdin: line " + std::to_string(line_number));
 }
 
 std::string encode_line(const text::Tokenizer& tokenizer, const TokenizeArguments& arguments, const std::string& line,
@@ -36,7 +36,7 @@ std::string encode_line(const text::Tokenizer& tokenizer, const TokenizeArgument
     text = json.get<std::string>();
   }
   const text::Tokenizer::EncodeOptions options{.add_special = false, .parse_special = arguments.parse_special};
-  return Json(tokenizer.encode(text, options)).dump();
+  return json_text(tokenizer.encode(text, options));
 }
 
 std::vector<TokenId> tokens_of(const Json& json, int n_vocab, int line_number) {
@@ -55,7 +55,7 @@ std::vector<TokenId> tokens_of(const Json& json, int n_vocab, int line_number) {
 std::string decode_line(const text::Tokenizer& tokenizer, const TokenizeArguments& arguments, const std::string& line,
                         int line_number) {
   std::string text = tokenizer.decode(tokens_of(parse_line(line, line_number), tokenizer.n_vocab(), line_number));
-  return arguments.is_json ? Json(text).dump() : text;
+  return arguments.is_json ? json_text(text) : text;
 }
 
 int run_tokenize(const TokenizeArguments& arguments) {
@@ -75,9 +75,7 @@ void add_tokenize_command(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<TokenizeArguments>();
   CLI::App* command =
       app.add_subcommand("tokenize", "lines of text on stdin become JSON arrays of token ids on stdout");
-  command->add_option("-m,--model", arguments->model, "a model directory, a .gguf file, or smollm2")
-      ->type_name("MODEL")
-      ->required();
+  command->add_option("-m,--model", arguments->model, kModelHelp)->type_name("MODEL")->required();
   command->add_flag("--special", arguments->parse_special, "the text of a special token becomes its id");
   command->add_flag("--json", arguments->is_json, "each line of text is a JSON string");
   command->add_flag("--decode", arguments->is_decode, "the other way: arrays of ids become text");

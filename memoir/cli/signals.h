@@ -1,0 +1,40 @@
+#pragma once
+
+// Signals during a chat: Ctrl-C stops an answer instead of the program, and whatever stops or ends the program leaves
+// the terminal as it was.
+// Threads: handlers run on any; all else is for the one that reads stdin.
+
+#include <functional>
+
+namespace memoir::cli {
+
+/// While it lives, Ctrl-C sets a flag instead of ending the process. One at a time.
+class InterruptFlag {
+ public:
+  InterruptFlag();
+  ~InterruptFlag();
+  InterruptFlag(const InterruptFlag&) = delete;
+  InterruptFlag& operator=(const InterruptFlag&) = delete;
+
+  /// True once Ctrl-C was pressed, until clear().
+  bool is_set() const;
+  void clear();
+};
+
+/// While it lives, a hangup, Ctrl-\ and a termination put the terminal on stdin back to what it was when the guard was
+/// made, and then end the process as they always do. Ctrl-Z does so too before the process stops; when it goes on in
+/// the foreground the terminal is again as the program had it. Signals that are ignored (nohup) stay so. One at a time,
+/// and nothing where stdin is no terminal.
+class TerminalGuard {
+ public:
+  TerminalGuard();
+  ~TerminalGuard();
+  TerminalGuard(const TerminalGuard&) = delete;
+  TerminalGuard& operator=(const TerminalGuard&) = delete;
+};
+
+/// Waits until stdin has something to read or is at its end. False if an InterruptFlag is set, at once or meanwhile.
+/// on_continued: called when the process goes on after Ctrl-Z meanwhile, to show again what others wrote over.
+bool wait_for_input(const std::function<void()>& on_continued);
+
+}  // namespace memoir::cli
