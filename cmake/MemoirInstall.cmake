@@ -29,7 +29,12 @@ endif()
 install(TARGETS memoir EXPORT memoirTargets)
 install(TARGETS memoir_cli)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/memoir/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/memoir
-        FILES_MATCHING PATTERN "*.h" PATTERN cli EXCLUDE)
+        FILES_MATCHING PATTERN "*.h"
+        PATTERN cli EXCLUDE
+        # What only the sources beside it include.
+        PATTERN "text/jinja_*.h" EXCLUDE
+        REGEX "/text/(json_node|tokenizer_parts|tokenizer_components|gguf_pretokenizers)\\.h$" EXCLUDE
+        REGEX "/kernels/cpu/(.*_impl|simd_.*|kernel_sets|pause|scratch)\\.h$" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 install(EXPORT memoirTargets NAMESPACE memoir:: DESTINATION ${_package_dir})
