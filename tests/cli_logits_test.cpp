@@ -139,7 +139,7 @@ TEST_F(CliLogits, WritesNothingForTokensThatItCannotTake) {
 
 // With a large vocabulary, so that all logits together would outweigh the rest of the program.
 TEST_F(CliLogits, MemoryHoldsTheLogitsOfOneChunk) {
-  constexpr int kVocabulary = 60000;
+  static constexpr int kVocabulary = 60000;
   const test::fs::path model = test::copied_model(folder_, "llama");
   test::edit_config(model, [](nlohmann::json& config) { config["vocab_size"] = kVocabulary; });
   test::edit_tensors(model, [](test::Tensors& tensors) {

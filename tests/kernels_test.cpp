@@ -446,6 +446,21 @@ TEST(AttentionKernel, AgreesWithMlxOnBatchesMasksSinksAndHalves) {
   }
 }
 
+// What a cache may have dropped is hidden, whether it is still stored or not.
+TEST(AttentionKernel, HidesWhatTheHistorySaysIsDropped) {
+  const mx::array rows = random_array({1, 2, 9, 16}, 1);
+  const mx::array q = random_array({1, 4, 6, 16}, 2);
+  const auto run = [&](std::optional<int> window, int keep, std::optional<int> dropped, int kept) {
+    return attention(q, {{rows}, {rows}, {{0, 0, 9}}, dropped, kept}, {.scale = 0.25F, .window = window, .keep = keep});
+  };
+  const auto same = [](const mx::array& a, const mx::array& b) { return mx::array_equal(a, b).item<bool>(); };
+  EXPECT_TRUE(same(run(std::nullopt, 0, 3, 2), run(3, 2, std::nullopt, 0)));
+  EXPECT_TRUE(same(run(5, 0, 3, 0), run(3, 0, std::nullopt, 0)));
+  EXPECT_TRUE(same(run(2, 1, 3, 0), run(2, 1, std::nullopt, 0)));
+  EXPECT_FALSE(same(run(std::nullopt, 0, 3, 2), run(std::nullopt, 0, std::nullopt, 0)));
+  EXPECT_THROW(run(std::nullopt, 0, 0, 0), std::invalid_argument);
+}
+
 // Sequences of different lengths, kinds and turns side by side: each gets the bits that it gets alone.
 TEST(AttentionKernel, GivesEachOfSeveralSequencesItsOwnBits) {
   const auto rows = [](int n, unsigned seed) { return random_array({1, 2, n, 32}, seed); };

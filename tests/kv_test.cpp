@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "tests/cache_rows.h"
 #include "tests/held_allocations.h"
 
 namespace mx = mlx::core;
@@ -14,54 +15,7 @@ namespace mx = mlx::core;
 namespace memoir::cache {
 namespace {
 
-constexpr int kHeads = 4;
-constexpr int kWidth = 8;
-
-// Rows whose keys are filled with their position and values with its negative, so that a row tells where it came from.
-mx::array rows_at(int begin, int end, float sign, int width = kWidth, mx::Dtype dtype = mx::float32) {
-  const mx::array positions = mx::reshape(mx::arange(begin, end, mx::float32), {1, 1, end - begin, 1});
-  return mx::astype(mx::broadcast_to(mx::multiply(positions, mx::array(sign)), {1, kHeads, end - begin, width}), dtype);
-}
-
-History feed(KVCache& cache, int n_tokens, int first_value) {
-  return cache.update(rows_at(first_value, first_value + n_tokens, 1),
-                      rows_at(first_value, first_value + n_tokens, -1));
-}
-
-History feed(KVCache& cache, int n_tokens) {
-  return feed(cache, n_tokens, cache.offset());
-}
-
-// The value that fills each row; checks that rows are filled evenly and that keys and values belong together.
-std::vector<int> contents(const std::optional<History>& history) {
-  if (!history) return {};
-  std::vector<int> result;
-  mx::array keys = mx::contiguous(mx::astype(history->key_rows(), mx::float32));
-  mx::array values = mx::contiguous(mx::astype(history->value_rows(), mx::float32));
-  mx::eval(keys, values);
-  const int n_rows = keys.shape(2);
-  for (int row = 0; row < n_rows; ++row) {
-    result.push_back(static_cast<int>(keys.data<float>()[row * keys.shape(3)]));
-  }
-  for (int head = 0; head < kHeads; ++head) {
-    for (int row = 0; row < n_rows; ++row) {
-      const auto expected = static_cast<float>(result[static_cast<std::size_t>(row)]);
-      for (int i = 0; i < keys.shape(3); ++i) {
-        EXPECT_EQ(keys.data<float>()[(head * n_rows + row) * keys.shape(3) + i], expected);
-      }
-      for (int i = 0; i < values.shape(3); ++i) {
-        EXPECT_EQ(values.data<float>()[(head * n_rows + row) * values.shape(3) + i], -expected);
-      }
-    }
-  }
-  return result;
-}
-
-std::vector<int> range(int begin, int end) {
-  std::vector<int> result;
-  for (int i = begin; i < end; ++i) result.push_back(i);
-  return result;
-}
+using namespace test;
 
 TEST(KVCache, IsEmptyAtFirst) {
   KVCache cache;
@@ -142,6 +96,8 @@ TEST(KVCache, MergeUndoesSplit) {
   ASSERT_TRUE(whole);
   EXPECT_EQ(whole->from(), 0);
   EXPECT_EQ(whole->to(), 10);
+  EXPECT_EQ(whole->size_bytes(), 0U);  // lazy
+  whole->materialize();
   EXPECT_EQ(whole->size_bytes(), sizeof(float) * 10 * kHeads * 2 * kWidth);
   KVCache fresh;
   ASSERT_TRUE(fresh.restore(whole.get(), 10));
@@ -329,7 +285,7 @@ TEST(KVCache, ADecodeStepAllocatesNothingThatGrowsWithTheContext) {
       const mx::array keys = rows_at(0, 1, 1);
       const mx::array values = rows_at(0, 1, -1);
       mx::eval(keys, values);
-      growth[n_rows] = std::max(growth[n_rows], test::held_allocation_bytes([&] {
+      growth[n_rows] = std::max(growth[n_rows], memoir::test::held_allocation_bytes([&] {
                                   const History history = cache.update(keys, values);
                                   return std::vector{history.keys.data, history.values.data};
                                 }));

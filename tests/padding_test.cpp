@@ -4,6 +4,7 @@
 #include <mlx/mlx.h>
 
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "memoir/engine/generate.h"
@@ -88,7 +89,8 @@ TEST_F(PaddedModel, SaysOnlyWhatItsTokenizerKnows) {
   const Completion completion = run({}, &tokenizer_);
   ASSERT_EQ(completion.tokens.size(), 8U);
   for (const TokenId token : completion.tokens) EXPECT_LT(token, 2);
-  EXPECT_EQ(completion.text.size(), 8U);
+  EXPECT_FALSE(completion.text.empty());
+  EXPECT_EQ(completion.text.find_first_not_of("ab "), std::string::npos) << completion.text;
 }
 
 TEST_F(PaddedModel, MayEndWithATokenThatItsTokenizerLacks) {

@@ -58,6 +58,28 @@ std::vector<mx::array> ModelCache::state() const {
   return arrays;
 }
 
+void ModelCache::materialize() const {
+  for (const auto& layer : layers_) {
+    if (layer) layer->materialize();
+  }
+}
+
+int ModelCache::to_quantized(const KVQuantization& quantization, int min_offset) {
+  if (offset() < min_offset) return 0;
+  std::vector<std::unique_ptr<LayerCache>> replacements(layers_.size());
+  int n_replaced = 0;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const auto* attention = dynamic_cast<const AttentionCache*>(layers_[i].get());
+    if (attention) replacements[i] = attention->to_quantized(quantization);
+  }
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (!replacements[i]) continue;
+    layers_[i] = std::move(replacements[i]);
+    ++n_replaced;
+  }
+  return n_replaced;
+}
+
 bool ModelCache::rewind(int target) {
   for (const auto& layer : layers_) {
     if (layer && !layer->can_rewind(target)) return false;

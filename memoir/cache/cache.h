@@ -10,11 +10,16 @@
 #include <mlx/array.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "memoir/cache/mask.h"
+#include "memoir/cache/rows.h"
 #include "memoir/cache/snapshot.h"
 #include "memoir/kernels/attention.h"
 
@@ -33,14 +38,29 @@ class LayerCache {
   /// Bytes of the buffers, padding included.
   virtual std::size_t size_bytes() const = 0;
 
-  /// The arrays to evaluate or keep. Lazy; empty for an empty cache.
+  /// What to keep in a file: arrays, in the order that mlx-lm writes them in, without padding; empty for an empty
+  /// cache. Lazy; rows of a ring that has turned are copied, so to evaluate a cache call materialize().
   virtual std::vector<mlx::core::array> state() const = 0;
 
-  /// Drops every row and every buffer.
+  /// And the numbers beside them, as mlx-lm's files had them up to 0.31: docs/caches.md lists them for each kind.
+  virtual std::vector<std::string> meta_state() const = 0;
+
+  /// Takes over a state and its numbers. The options in them must be this cache's own.
+  /// Throws std::invalid_argument, the cache unchanged, if something does not fit.
+  virtual void set_state(const std::vector<mlx::core::array>& state, const std::vector<std::string>& meta) = 0;
+
+  /// Evaluates the buffers, without a copy.
+  virtual void materialize() const = 0;
+
+  /// Drops every row and every buffer. Lazy snapshots are copied out before.
   virtual void free() = 0;
 
-  /// Copies the state of the positions [max(0, from), offset) out. The copy is scheduled, not waited for.
-  /// Returns null if there is nothing at or after `from`.
+  /// A cache with the same contents, independent of this one from now on. Lazy: the first write to one of the two
+  /// copies the buffers. The hook stays with this one.
+  virtual std::unique_ptr<LayerCache> copy() const = 0;
+
+  /// A snapshot of [max(0, from), offset). Lazy where the kind can: no data are copied yet.
+  /// Returns null if there is nothing at or after `from`, or the cache never had rows.
   virtual std::unique_ptr<Snapshot> snapshot(int from) const = 0;
 
   /// Brings the cache to `target`.
@@ -67,6 +87,13 @@ class LayerCache {
   /// Throws std::invalid_argument if n_tokens is negative.
   virtual int trim(int n_tokens) = 0;
   virtual bool is_trimmable() const = 0;
+
+  /// `hook` is called with each lazy snapshot that has just got rows of its own; its size_bytes() tells how many. It
+  /// must not use the cache.
+  void on_snapshot_copied(std::function<void(const Snapshot&)> hook) { snapshot_copied_ = std::move(hook); }
+
+ protected:
+  std::function<void(const Snapshot&)> snapshot_copied_;
 };
 
 /// Keys and values to attend to. The arrays are the cache's buffers: drop them before the next update, else that update
@@ -82,7 +109,20 @@ class AttentionCache : public LayerCache {
   virtual History update(const mlx::core::array& keys, const mlx::core::array& values) = 0;
 
   /// The present history without writing; nullopt if there are no rows. Lazy.
+  /// Its rows are those that a query at the last position, offset - 1, sees.
   virtual std::optional<History> view() const = 0;
+
+  /// The mask for n_tokens queries over the history that their update() will return, after mlx-lm's rules (mask.h):
+  /// none for one query; causal where nothing but later rows is hidden; an array where `window` (or the kind's own, or
+  /// a border of chunks) hides more, or return_array asks for one. kernels::attention needs none of it: it is told
+  /// window, keep and chunk.
+  /// Throws std::invalid_argument if n_tokens or window is less than 1.
+  virtual Mask make_mask(int n_tokens, std::optional<int> window, bool return_array) const = 0;
+
+  /// The same rows, quantized: a cache of the quantized kind in the same layout, with this one's hook. Null if they are
+  /// quantized already. Throws std::invalid_argument if bits or group size are not known, or a width isn't a multiple
+  /// of the group size.
+  virtual std::unique_ptr<AttentionCache> to_quantized(const KVQuantization& quantization) const = 0;
 };
 
 /// The caches of a model's layers, all at one offset between forward passes.
@@ -102,6 +142,14 @@ class ModelCache {
 
   std::size_t size_bytes() const;
   std::vector<mlx::core::array> state() const;
+
+  /// Evaluates the buffers of all layers.
+  void materialize() const;
+
+  /// Replaces every dense attention layer by its quantized kind, once offset() is at least min_offset (mlx-lm's
+  /// quantized_kv_start). Returns the number of layers replaced; references to them are void then.
+  /// Throws std::invalid_argument, nothing replaced, where AttentionCache::to_quantized does.
+  int to_quantized(const KVQuantization& quantization, int min_offset = 0);
 
   /// Brings every layer to `target`, also layers that a failed forward left ahead. Returns false, changing nothing, if
   /// one of them can't.

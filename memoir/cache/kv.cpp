@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 #include <utility>
 
+#include "memoir/cache/kv_snapshot.h"
+#include "memoir/kernels/kv_write.h"
 #include "memoir/kernels/shape.h"
 
 namespace mx = mlx::core;
@@ -16,177 +17,373 @@ namespace memoir::cache {
 namespace {
 
 using kernels::dtype_text;
+using kernels::KvBuffer;
 using kernels::shape_text;
 
 constexpr int kRowAxis = 2;
 
-mx::array rows(const mx::array& buffer, int begin, int end) {
-  const mx::Shape start{0, 0, begin, 0};
-  const mx::Shape stop{buffer.shape(0), buffer.shape(1), end, buffer.shape(3)};
-  return mx::slice(buffer, start, stop);
+[[noreturn]] void refuse(const char* function, const std::string& what) {
+  throw std::invalid_argument(std::string("[cache.") + function + "] " + what);
 }
 
-// A compact copy. Where the rows are (almost) all of the buffer MLX shares it instead, and the copy is made by the next
-// write to either.
-mx::array copied_rows(const mx::array& buffer, int begin, int end) {
-  return mx::contiguous(rows(buffer, begin, end));
+Layout layout_of(const KVOptions& options) {
+  if (options.window && options.chunk) refuse("KVCache", "window and chunk are both set, expected one at most");
+  if (options.window) return Layout::ring(*options.window, options.keep);
+  if (options.keep != 0) refuse("KVCache", "keep is " + std::to_string(options.keep) + " without a window, expected 0");
+  return options.chunk ? Layout::chunk(*options.chunk) : Layout::flat();
 }
 
-mx::array with_rows(const mx::array& buffer, const mx::array& update, int begin, int end) {
-  const mx::Shape start{0, 0, begin, 0};
-  const mx::Shape stop{buffer.shape(0), buffer.shape(1), end, buffer.shape(3)};
-  return mx::slice_update(buffer, update, start, stop);
+bool is_float(mx::Dtype dtype) {
+  return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
 }
 
-mx::array grown(const std::optional<mx::array>& buffer, const mx::array& like, const FlatWrite& write) {
-  const mx::array added = mx::zeros({like.shape(0), like.shape(1), write.added_rows, like.shape(3)}, like.dtype());
-  if (!buffer || write.kept_rows == 0) return added;
-  return mx::concatenate({rows(*buffer, 0, write.kept_rows), added}, kRowAxis);
+bool same_rule(const Layout& a, const Layout& b) {
+  return a.rule() == b.rule() && a.window() == b.window() && a.keep() == b.keep() && a.chunk() == b.chunk();
 }
 
-class KVSnapshot : public Snapshot {
- public:
-  KVSnapshot(mx::array keys, mx::array values, int from)
-      : keys_(std::move(keys)), values_(std::move(values)), from_(from) {
-    mx::async_eval(keys_, values_);
-  }
-
-  int from() const override { return from_; }
-  int to() const override { return from_ + keys_.shape(kRowAxis); }
-  std::size_t size_bytes() const override { return keys_.nbytes() + values_.nbytes(); }
-
-  const mx::array& keys() const { return keys_; }
-  const mx::array& values() const { return values_; }
-
- private:
-  mx::array keys_;    // [B, H, to - from, Dk]
-  mx::array values_;  // [B, H, to - from, Dv]
-  int from_;
-};
-
-const KVSnapshot& as_kv(const Snapshot& snapshot, const char* function) {
-  const auto* kv = dynamic_cast<const KVSnapshot*>(&snapshot);
-  if (!kv) {
-    throw std::invalid_argument(std::string("[cache.") + function +
-                                "] the snapshot is of another kind, expected one of a KVCache");
-  }
-  return *kv;
+std::vector<mx::array> arrays_of(const KvBuffer& keys, const KvBuffer& values) {
+  std::vector<mx::array> arrays = memoir::cache::arrays_of(keys);
+  for (mx::array& a : memoir::cache::arrays_of(values)) arrays.push_back(std::move(a));
+  return arrays;
 }
 
-bool fits(const mx::array& update, const mx::array& buffer) {
-  return update.shape(0) == buffer.shape(0) && update.shape(1) == buffer.shape(1) &&
-         update.shape(3) == buffer.shape(3) && update.dtype() == buffer.dtype();
+// The runs of a plan's new rows, which cover all of them in order.
+std::vector<kernels::RowRun> kernel_runs(const Write& write) {
+  std::vector<kernels::RowRun> runs;
+  for (const RowRun& run : write.rows) runs.push_back({run.to_row, run.n_rows});
+  return runs;
 }
 
-void check_fits(const char* name, const mx::array& update, const std::optional<mx::array>& buffer) {
-  if (buffer && !fits(update, *buffer)) {
-    throw std::invalid_argument(std::string("[cache.update] ") + name + " has shape " + shape_text(update) + " " +
-                                dtype_text(update.dtype()) + ", expected (" + std::to_string(buffer->shape(0)) + "," +
-                                std::to_string(buffer->shape(1)) + ",*," + std::to_string(buffer->shape(3)) + ") " +
-                                dtype_text(buffer->dtype()));
-  }
+std::unique_ptr<KVSnapshot> owned(const KVSnapshot& like, int from, const Positions& held, KvBuffer keys,
+                                  KvBuffer values) {
+  mx::async_eval(arrays_of(keys, values));
+  return std::make_unique<KVSnapshot>(like.layout(), from, held, std::move(keys), std::move(values));
+}
+
+std::string span_text(const KVSnapshot& snapshot) {
+  return "[" + std::to_string(snapshot.from()) + ", " + std::to_string(snapshot.to()) + ") with keys " +
+         rows_text(snapshot.like_keys()) + ", values " + rows_text(snapshot.like_values());
 }
 
 }  // namespace
 
-std::size_t KVCache::size_bytes() const {
-  return keys_ ? keys_->nbytes() + values_->nbytes() : 0;
+KVCache::KVCache(const KVOptions& options) : layout_(layout_of(options)), format_{options.dtype, options.quantization} {
+  check_format(format_);
 }
 
-std::vector<mx::array> KVCache::state() const {
-  const std::optional<History> history = view();
-  if (!history) return {};
-  return {history->key_rows(), history->value_rows()};
+KVCache::~KVCache() {
+  try {
+    copy_out(lazy_);
+  } catch (...) {
+    // There is no memory for the copies: the snapshots then hold views of the buffers, which outlive this cache.
+    for (KVSnapshot* snapshot : lazy_) snapshot->own(snapshot->keys(), snapshot->values());
+  }
+}
+
+KVOptions KVCache::options() const {
+  KVOptions options{.keep = layout_.keep(), .dtype = format_.dtype, .quantization = format_.quantization};
+  if (layout_.window() > 0) options.window = layout_.window();
+  if (layout_.chunk() > 0) options.chunk = layout_.chunk();
+  return options;
+}
+
+CacheKind KVCache::kind_of() const {
+  const bool is_quantized = format_.quantization.has_value();
+  if (layout_.window() > 0) return is_quantized ? CacheKind::kQuantizedRotating : CacheKind::kRotating;
+  if (layout_.chunk() > 0) return is_quantized ? CacheKind::kQuantizedChunked : CacheKind::kChunked;
+  return is_quantized ? CacheKind::kQuantized : CacheKind::kKV;
+}
+
+std::size_t KVCache::size_bytes() const {
+  return keys_ ? keys_->size_bytes() + values_->size_bytes() : 0;
+}
+
+void KVCache::materialize() const {
+  if (keys_) mx::eval(arrays_of(*keys_, *values_));
 }
 
 void KVCache::free() {
+  copy_out(lazy_);
   layout_.clear();
   keys_.reset();
   values_.reset();
 }
 
+std::unique_ptr<LayerCache> KVCache::copy() const {
+  auto other = std::make_unique<KVCache>(options());
+  other->layout_ = layout_;
+  other->keys_ = keys_;
+  other->values_ = values_;
+  return other;
+}
+
 void KVCache::check_rows(const mx::array& keys, const mx::array& values) const {
   if (keys.ndim() != 4 || values.ndim() != 4 ||
       !std::equal(keys.shape().begin(), keys.shape().begin() + 3, values.shape().begin())) {
-    throw std::invalid_argument("[cache.update] keys has shape " + shape_text(keys) + ", values " + shape_text(values) +
-                                ", expected (B,H,T,Dk) and (B,H,T,Dv)");
+    refuse("update", "keys has shape " + shape_text(keys) + ", values " + shape_text(values) +
+                         ", expected (B,H,T,Dk) and (B,H,T,Dv)");
   }
-  check_fits("keys", keys, keys_);
-  check_fits("values", values, values_);
+  const auto check = [this](const char* name, const mx::array& rows, const std::optional<KvBuffer>& buffer) {
+    const std::string what = std::string(name) + " has shape " + shape_text(rows) + " " + dtype_text(rows.dtype());
+    if (!is_float(rows.dtype())) refuse("update", what + ", expected float32, float16 or bfloat16");
+    if (format_.quantization && rows.shape(3) % format_.quantization->group_size != 0) {
+      refuse("update", what + ", expected rows of a multiple of " + std::to_string(format_.quantization->group_size) +
+                           ", the group size");
+    }
+    if (buffer && (rows.shape(0) != buffer->data.shape(0) || rows.shape(1) != buffer->data.shape(1) ||
+                   rows.shape(3) != buffer->dim() || (!format_.dtype && rows.dtype() != buffer->dtype()))) {
+      refuse("update", what + ", expected " + rows_text(*buffer));
+    }
+  };
+  check("keys", keys, keys_);
+  check("values", values, values_);
 }
 
-void KVCache::append(const mx::array& keys, const mx::array& values) {
-  const FlatWrite write = layout_.plan(keys.shape(kRowAxis));
-  if (write.added_rows > 0) {
-    keys_ = grown(keys_, keys, write);
-    values_ = grown(values_, values, write);
-  }
-  keys_ = with_rows(*keys_, keys, write.begin, write.end);
-  values_ = with_rows(*values_, values, write.begin, write.end);
+bool KVCache::is_in_format(const KvBuffer& rows) const {
+  if (rows.quantization.has_value() != format_.quantization.has_value()) return false;
+  if (format_.dtype && rows.dtype() != *format_.dtype) return false;
+  return !rows.quantization || (rows.quantization->bits == format_.quantization->bits &&
+                                rows.quantization->group_size == format_.quantization->group_size);
+}
+
+void KVCache::check_encoded(const KvBuffer& keys, const KvBuffer& values) const {
+  if (!format_.quantization) refuse("update_quantized", "a " + std::string(kind()) + " keeps dense rows");
+  kernels::check_history("cache.update_quantized", {keys, values, {}});
+  const auto check = [this](const char* name, const KvBuffer& rows, const std::optional<KvBuffer>& buffer) {
+    const bool is_ours = is_in_format(rows) && is_float(rows.dtype());
+    if (!is_ours || (buffer && !fits(rows, *buffer))) {
+      refuse("update_quantized", std::string(name) + " are " + rows_text(rows) + ", expected " +
+                                     (buffer ? rows_text(*buffer)
+                                             : std::to_string(format_.quantization->bits) + " bits, groups of " +
+                                                   std::to_string(format_.quantization->group_size)));
+    }
+  };
+  check("keys", keys, keys_);
+  check("values", values, values_);
+}
+
+void KVCache::write(const Write& write, const KvBuffer& keys, const KvBuffer& values, RowsLie lie) {
+  copy_out_lost(write);
+  const auto put = [&](std::optional<KvBuffer>& buffer, const KvBuffer& rows) {
+    if (write.relocates && write.carried.empty()) {
+      buffer = spread(rows, write.capacity, write.rows, lie);
+      return;
+    }
+    if (write.relocates) buffer = spread(*buffer, write.capacity, write.carried, RowsLie::kSideBySide);
+    buffer = written(*buffer, rows, write.rows, lie);
+  };
+  put(keys_, keys);
+  put(values_, values);
   layout_.apply(write);
+}
+
+History KVCache::append(const KvBuffer& keys, const KvBuffer& values) {
+  const int n_tokens = n_rows(keys);
+  write(layout_.plan(n_tokens), keys, values, RowsLie::kAnyhow);
+  return history_of(layout_.seen_by_last(n_tokens));
 }
 
 History KVCache::update(const mx::array& keys, const mx::array& values) {
   check_rows(keys, values);
-  append(keys, values);
-  return *view();
+  const int n_tokens = keys.shape(kRowAxis);
+  const Write write = layout_.plan(n_tokens);
+  const bool begins_anew = !keys_ || (write.relocates && write.carried.empty());
+  if (begins_anew) return append(encoded(keys, format_), encoded(values, format_));
+  copy_out_lost(write);
+  const auto room = [&](const KvBuffer& buffer) {
+    return write.relocates ? spread(buffer, write.capacity, write.carried, RowsLie::kSideBySide) : buffer;
+  };
+  const auto [new_keys, new_values] =
+      kernels::write_rows({room(*keys_), room(*values_)}, keys, values, kernel_runs(write));
+  keys_ = new_keys;
+  values_ = new_values;
+  layout_.apply(write);
+  return history_of(layout_.seen_by_last(n_tokens));
+}
+
+History KVCache::update_quantized(const KvBuffer& keys, const KvBuffer& values) {
+  check_encoded(keys, values);
+  return append(keys, values);
+}
+
+History KVCache::history_of(const Positions& positions) const {
+  History history{*keys_, *values_, {}, options().window, layout_.keep()};
+  for (const StoredRun& run : layout_.runs(positions)) {
+    history.ranges.push_back({run.first_position, run.begin_row, run.n_rows});
+  }
+  return history;
 }
 
 std::optional<History> KVCache::view() const {
-  if (is_empty()) return std::nullopt;
-  return History{{*keys_}, {*values_}, {{0, 0, offset()}}};
+  const Positions seen = layout_.seen_by_last(1);
+  if (seen.is_empty()) return std::nullopt;
+  return history_of(seen);
+}
+
+Mask KVCache::make_mask(int n_tokens, std::optional<int> window, bool return_array) const {
+  if (layout_.rule() == Layout::Rule::kFlat) return create_attention_mask(n_tokens, offset(), window, return_array);
+  if (n_tokens < 1 || (window && *window < 1)) {
+    refuse("make_mask", std::to_string(n_tokens) + " queries with window " + std::to_string(window.value_or(1)) +
+                            ", expected at least 1");
+  }
+  Layout after = layout_;
+  after.apply(layout_.plan(n_tokens));
+  const Positions seen = after.seen_by_last(n_tokens);
+  const int n_seen = seen.n_rows();
+  if (n_tokens == 1 && (!window || n_seen <= *window)) return Mask::none();
+  PositionRule rule{window, layout_.keep(), std::nullopt};
+  if (layout_.window() > 0) rule.window = std::min(window.value_or(layout_.window()), layout_.window());
+  if (layout_.chunk() > 0) rule.chunk = layout_.chunk();
+  const bool crosses = rule.chunk && offset() / *rule.chunk != (after.offset() - 1) / *rule.chunk;
+  const bool hides = crosses || (rule.window && n_seen > *rule.window);
+  if (!hides && !return_array) return Mask::causal();
+  std::vector<int> positions;
+  for (int p = 0; p < seen.n_kept; ++p) positions.push_back(p);
+  for (int p = seen.first; p < seen.end; ++p) positions.push_back(p);
+  return Mask::of(position_mask(positions, n_tokens, rule));
+}
+
+// ---- Snapshots
+
+void KVCache::copy_out(const std::vector<KVSnapshot*>& snapshots) const {
+  if (snapshots.empty()) return;
+  std::vector<std::pair<KvBuffer, KvBuffer>> rows;
+  std::vector<mx::array> arrays;
+  for (const KVSnapshot* snapshot : snapshots) {
+    const std::vector<StoredRun> runs = layout_.runs(snapshot->held());
+    rows.emplace_back(taken_out(*keys_, runs), taken_out(*values_, runs));
+    for (mx::array& a : arrays_of(rows.back().first, rows.back().second)) arrays.push_back(std::move(a));
+  }
+  // Waits: a copy under way would hold the buffers, and the next write would copy the whole of them.
+  mx::eval(std::move(arrays));
+  const std::vector<KVSnapshot*> copied = snapshots;  // may be lazy_ itself
+  std::erase_if(lazy_, [&](KVSnapshot* one) { return std::find(copied.begin(), copied.end(), one) != copied.end(); });
+  for (std::size_t i = 0; i < copied.size(); ++i) copied[i]->own(std::move(rows[i].first), std::move(rows[i].second));
+  if (!snapshot_copied_) return;
+  for (const KVSnapshot* snapshot : copied) snapshot_copied_(*snapshot);
+}
+
+void KVCache::copy_out_lost(const Write& write) const {
+  std::vector<KVSnapshot*> lost;
+  for (KVSnapshot* snapshot : lazy_) {
+    if (!layout_.survives(snapshot->held(), write)) lost.push_back(snapshot);
+  }
+  copy_out(lost);
+}
+
+const KVSnapshot& KVCache::checked(const Snapshot& snapshot, const char* function) const {
+  const auto* kv = dynamic_cast<const KVSnapshot*>(&snapshot);
+  const bool is_ours = kv && same_rule(kv->layout(), layout_) && is_in_format(kv->like_keys());
+  if (!is_ours) {
+    refuse(function, "the snapshot is of another kind, expected one of a " + std::string(kind()) +
+                         (layout_.window() > 0 ? " with window " + std::to_string(layout_.window()) + ", keep " +
+                                                     std::to_string(layout_.keep())
+                                               : "") +
+                         (layout_.chunk() > 0 ? " with chunk " + std::to_string(layout_.chunk()) : ""));
+  }
+  return *kv;
 }
 
 std::unique_ptr<Snapshot> KVCache::snapshot(int from) const {
   const int begin = std::max(0, from);
-  if (begin >= offset()) return nullptr;
-  return std::make_unique<KVSnapshot>(copied_rows(*keys_, begin, offset()), copied_rows(*values_, begin, offset()),
-                                      begin);
+  if (begin >= offset() || !keys_) return nullptr;
+  return std::make_unique<KVSnapshot>(*this, begin, layout_.held_by_snapshot(begin));
+}
+
+// The rows are in the buffers, the offset goes there.
+bool KVCache::restore_lazy(const KVSnapshot& snapshot, int target) {
+  const bool is_flat = layout_.rule() == Layout::Rule::kFlat;
+  layout_.reclaim(is_flat ? Positions{0, 0, target} : Layout::cut(snapshot.held(), target));
+  return true;
 }
 
 bool KVCache::restore(const Snapshot* snapshot, int target) {
   if (!snapshot) return layout_.rewind(target);
-  const KVSnapshot& kv = as_kv(*snapshot, "restore");
-  if (target < 0 || target > kv.to() || offset() < kv.from()) return false;
-  check_rows(kv.keys(), kv.values());
-  layout_.rewind(kv.from());
-  append(kv.keys(), kv.values());
-  return layout_.rewind(target);
+  const KVSnapshot& kv = checked(*snapshot, "restore");
+  const bool is_flat = layout_.rule() == Layout::Rule::kFlat;
+  if (keys_ && !(fits(kv.like_keys(), *keys_) && fits(kv.like_values(), *values_))) {
+    refuse("restore", "the snapshot is " + span_text(kv) + ", expected keys " + rows_text(*keys_) + ", values " +
+                          rows_text(*values_));
+  }
+  if (target < 0 || target > kv.to()) return false;
+  if (is_flat ? offset() < kv.from() : !layout_.reaches(kv.held(), target)) return false;
+  if (is_flat && target <= kv.from()) return layout_.rewind(target);
+  if (kv.owner() == this) return restore_lazy(kv, target);
+  const Positions wanted = Layout::cut(kv.held(), target);
+  if (target == 0) return layout_.rewind(0);
+  write(layout_.plan_restore(wanted), kv.keys(), kv.values(), kv.is_lazy() ? RowsLie::kAnyhow : RowsLie::kSideBySide);
+  if (kv.owner()) materialize();  // else the owner's next write would have to copy its buffers
+  return true;
 }
 
 std::unique_ptr<Snapshot> KVCache::merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const {
   if (!parent || !child) return nullptr;
-  const KVSnapshot& first = as_kv(*parent, "merge");
-  const KVSnapshot& second = as_kv(*child, "merge");
-  if (first.to() != second.from() || !fits(second.keys(), first.keys()) || !fits(second.values(), first.values())) {
-    throw std::invalid_argument("[cache.merge] the parent ends at " + std::to_string(first.to()) + " with keys " +
-                                shape_text(first.keys()) + ", the child begins at " + std::to_string(second.from()) +
-                                " with keys " + shape_text(second.keys()) + ": expected them to meet and to fit");
+  const KVSnapshot& first = checked(*parent, "merge");
+  const KVSnapshot& second = checked(*child, "merge");
+  if (first.to() != second.from() || !fits(second.like_keys(), first.like_keys()) ||
+      !fits(second.like_values(), first.like_values())) {
+    refuse("merge", "the parent is " + span_text(first) + ", the child " + span_text(second) +
+                        ": expected them to meet and to fit");
   }
-  return std::make_unique<KVSnapshot>(mx::concatenate({first.keys(), second.keys()}, kRowAxis),
-                                      mx::concatenate({first.values(), second.values()}, kRowAxis), first.from());
+  const bool is_flat = layout_.rule() == Layout::Rule::kFlat;
+  const Positions held = is_flat ? Positions{0, first.from(), second.to()} : second.held();
+  if (is_flat ? first.owner() && first.owner() == second.owner() : second.is_lazy()) {
+    return std::make_unique<KVSnapshot>(*second.owner(), first.from(), held);
+  }
+  if (!is_flat) return owned(second, first.from(), held, second.keys(), second.values());
+  auto whole =
+      owned(second, first.from(), held, joined(first.keys(), second.keys()), joined(first.values(), second.values()));
+  if (first.owner() || second.owner()) mx::eval(arrays_of(whole->keys(), whole->values()));  // as in restore
+  return whole;
 }
 
 SnapshotPair KVCache::split(std::unique_ptr<Snapshot> snapshot, int at) const {
   if (!snapshot) return {};
-  const KVSnapshot& kv = as_kv(*snapshot, "split");
+  const KVSnapshot& kv = checked(*snapshot, "split");
   if (at <= kv.from()) return {nullptr, std::move(snapshot)};
   if (at >= kv.to()) return {std::move(snapshot), nullptr};
-  const int n_parent = at - kv.from();
-  const int n_rows = kv.to() - kv.from();
-  return {std::make_unique<KVSnapshot>(copied_rows(kv.keys(), 0, n_parent), copied_rows(kv.values(), 0, n_parent),
-                                       kv.from()),
-          std::make_unique<KVSnapshot>(copied_rows(kv.keys(), n_parent, n_rows),
-                                       copied_rows(kv.values(), n_parent, n_rows), at)};
+  const bool is_flat = layout_.rule() == Layout::Rule::kFlat;
+  if (!is_flat && !layout_.reaches(kv.held(), at)) return {nullptr, std::move(snapshot)};
+  const Positions before = Layout::cut(kv.held(), at);
+  const Positions after = is_flat ? Positions{0, at, kv.to()} : kv.held();
+  if (kv.is_lazy()) {
+    return {std::make_unique<KVSnapshot>(*kv.owner(), kv.from(), before),
+            std::make_unique<KVSnapshot>(*kv.owner(), at, after)};
+  }
+  const auto part = [&](int from, const Positions& held, int begin_row) {
+    const std::vector<StoredRun> runs = {{0, begin_row, held.n_rows()}};
+    return owned(kv, from, held, taken_out(kv.keys(), runs), taken_out(kv.values(), runs));
+  };
+  if (is_flat) return {part(kv.from(), before, 0), part(at, after, before.n_rows())};
+  return {part(kv.from(), before, 0), owned(kv, at, after, kv.keys(), kv.values())};
 }
 
 int KVCache::trim(int n_tokens) {
-  if (n_tokens < 0) {
-    throw std::invalid_argument("[cache.trim] n_tokens is " + std::to_string(n_tokens) + ", expected at least 0");
-  }
+  if (n_tokens < 0) refuse("trim", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 0");
   const int n_dropped = std::min(n_tokens, offset());
-  layout_.rewind(offset() - n_dropped);
-  return n_dropped;
+  return layout_.rewind(offset() - n_dropped) ? n_dropped : 0;
+}
+
+bool KVCache::is_trimmable() const {
+  return layout_.can_rewind(std::max(0, offset() - Layout::kSlack));
+}
+
+std::unique_ptr<AttentionCache> KVCache::to_quantized(const KVQuantization& quantization) const {
+  if (format_.quantization) return nullptr;
+  KVOptions options = this->options();
+  options.quantization = quantization;
+  auto other = std::make_unique<KVCache>(options);
+  other->snapshot_copied_ = snapshot_copied_;
+  if (!keys_) return other;
+  other->check_rows(keys_->data, values_->data);
+  other->layout_ = layout_;
+  other->keys_ = encoded(keys_->data, other->format_);
+  other->values_ = encoded(values_->data, other->format_);
+  return other;
+}
+
+std::unique_ptr<KVCache> make_kv_cache(const KVOptions& options) {
+  return std::make_unique<KVCache>(options);
 }
 
 }  // namespace memoir::cache

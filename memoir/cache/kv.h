@@ -1,46 +1,114 @@
 #pragma once
 
-// Keys and values of one attention layer: a layout (layout.h) over rows of one dtype.
+// Keys and values of one attention layer: a layout (layout.h) over rows in a format (rows.h), six kinds in one class.
 //
-// KVCache is the flat layout over dense rows, for one stream or a batch whose sequences have the same length. A write
-// goes into the buffer in place as long as no view of an earlier history is held; the buffer is copied only when it
-// grows, once every FlatLayout::kStep tokens.
+//                      dense rows          quantized rows
+//   every row stays    KVCache             QuantizedKVCache
+//   ring (window)      RotatingKVCache     QuantizedRotatingKVCache
+//   chunk              ChunkedKVCache      QuantizedChunkedKVCache
+//
+// For one stream or a batch whose sequences have the same length. docs/caches.md has what each kind refuses.
+//
+// A write goes into the buffer in place as long as no history of an earlier one is held. Snapshots are lazy: one holds
+// positions, and gets arrays of its own, in a copy, by the first write that would lose one of its rows, and when the
+// cache is freed or destroyed. So a decode step after a snapshot costs nothing in a flat cache. The copy is the one
+// thing that update() and restore() evaluate, besides a restore from another cache's lazy snapshot.
 
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "memoir/cache/cache.h"
+#include "memoir/cache/kind.h"
 #include "memoir/cache/layout.h"
+#include "memoir/cache/rows.h"
 
 namespace memoir::cache {
 
-class KVCache : public AttentionCache {
+class KVSnapshot;
+
+struct KVOptions {
+  std::optional<int> window = std::nullopt;              // a ring: a query sees this many positions, its own included,
+  int keep = 0;                                          // and the positions below keep
+  std::optional<int> chunk = std::nullopt;               // a query sees its own chunk; not together with a window
+  std::optional<mlx::core::Dtype> dtype = std::nullopt;  // rows (or scales) are stored in it; else in that of the first
+  std::optional<KVQuantization> quantization = std::nullopt;
+};
+
+class KVCache final : public AttentionCache {
  public:
-  std::string_view kind() const override { return "KVCache"; }
+  /// Throws std::invalid_argument if an option is out of range, or window and chunk are both set.
+  explicit KVCache(const KVOptions& options = {});
+  ~KVCache() override;
+  KVCache(const KVCache&) = delete;
+  KVCache& operator=(const KVCache&) = delete;
+
+  std::string_view kind() const override { return kind_name(kind_of()); }
+  KVOptions options() const;
   int offset() const override { return layout_.offset(); }
   int capacity() const { return layout_.capacity(); }
+  const Layout& layout() const { return layout_; }
   std::size_t size_bytes() const override;
-  std::vector<mlx::core::array> state() const override;
-  void free() override;
 
+  std::vector<mlx::core::array> state() const override;
+  std::vector<std::string> meta_state() const override;
+  void set_state(const std::vector<mlx::core::array>& state, const std::vector<std::string>& meta) override;
+  void materialize() const override;
+  void free() override;
+  std::unique_ptr<LayerCache> copy() const override;
+
+  /// AttentionCache::update. Without a dtype of the options, rows are stored in that of the first update and later ones
+  /// must have the same; with one, f32, f16 and bf16 are taken and cast. Quantized: D must be a multiple of the group
+  /// size.
   History update(const mlx::core::array& keys, const mlx::core::array& values) override;
+
+  /// Appends rows that are codes already, in this cache's bits, group size and dtype of scales; else as update().
+  History update_quantized(const kernels::KvBuffer& keys, const kernels::KvBuffer& values);
+
   std::optional<History> view() const override;
+  Mask make_mask(int n_tokens, std::optional<int> window, bool return_array) const override;
 
   std::unique_ptr<Snapshot> snapshot(int from) const override;
   bool restore(const Snapshot* snapshot, int target) override;
-  bool can_rewind(int target) const override { return target >= 0 && target <= offset(); }
+  bool can_rewind(int target) const override { return layout_.can_rewind(target); }
   std::unique_ptr<Snapshot> merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const override;
   SnapshotPair split(std::unique_ptr<Snapshot> snapshot, int at) const override;
   int trim(int n_tokens) override;
-  bool is_trimmable() const override { return true; }
+  bool is_trimmable() const override;
+
+  std::unique_ptr<AttentionCache> to_quantized(const KVQuantization& quantization) const override;
 
  private:
-  void check_rows(const mlx::core::array& keys, const mlx::core::array& values) const;
-  void append(const mlx::core::array& keys, const mlx::core::array& values);
+  friend class KVSnapshot;
 
-  FlatLayout layout_;
-  std::optional<mlx::core::array> keys_;    // [B, H, capacity, Dk]
-  std::optional<mlx::core::array> values_;  // [B, H, capacity, Dv]
+  CacheKind kind_of() const;
+  void check_rows(const mlx::core::array& keys, const mlx::core::array& values) const;
+  bool is_in_format(const kernels::KvBuffer& rows) const;
+  void check_encoded(const kernels::KvBuffer& keys, const kernels::KvBuffer& values) const;
+  History append(const kernels::KvBuffer& keys, const kernels::KvBuffer& values);
+  void write(const Write& write, const kernels::KvBuffer& keys, const kernels::KvBuffer& values, RowsLie lie);
+  History history_of(const Positions& positions) const;
+  const KVSnapshot& checked(const Snapshot& snapshot, const char* function) const;
+  bool restore_lazy(const KVSnapshot& snapshot, int target);
+
+  // Gives those of the lazy snapshots that don't survive arrays of their own. Evaluates.
+  void copy_out_lost(const Write& write) const;
+  void copy_out(const std::vector<KVSnapshot*>& snapshots) const;
+
+  Layout layout_;
+  RowFormat format_;
+  std::optional<kernels::KvBuffer> keys_;    // [B, H, capacity, Dk]
+  std::optional<kernels::KvBuffer> values_;  // [B, H, capacity, Dv]
+  mutable std::vector<KVSnapshot*> lazy_;    // snapshots whose rows are still these buffers'
 };
+
+std::unique_ptr<KVCache> make_kv_cache(const KVOptions& options);
+
+/// A cache of the kind, with the options that `meta` and the arrays tell, and this state: what a file holds. Options
+/// that are in neither (the chunk size of mlx-lm's older files may be "None") are refused.
+/// Throws std::invalid_argument as KVCache and set_state do.
+std::unique_ptr<KVCache> make_kv_cache(CacheKind kind, const std::vector<mlx::core::array>& state,
+                                       const std::vector<std::string>& meta);
 
 }  // namespace memoir::cache

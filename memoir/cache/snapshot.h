@@ -2,8 +2,8 @@
 
 // Paged-out state of one layer, to be restored later into a cache of the same kind.
 //
-// Ownership: whoever holds the unique_ptr; a snapshot owns its arrays, and what is
-// written to the cache later never shows in it.
+// Ownership: whoever holds the unique_ptr. What is written to the cache later never shows in a snapshot: a lazy one
+// shares the cache's rows until they are about to be overwritten, and is given a copy then.
 // Threads: as the cache that made it.
 
 #include <cstddef>
@@ -19,8 +19,14 @@ class Snapshot {
   virtual int from() const = 0;
   virtual int to() const = 0;
 
-  /// Bytes of array data held.
+  /// Bytes of array data that are held for this snapshot alone: 0 while it is lazy.
   virtual std::size_t size_bytes() const = 0;
+
+  /// True while the rows are still those of the cache that it was taken of.
+  virtual bool is_lazy() const { return false; }
+
+  /// Copies the rows of a lazy one out now, evaluated. The cache's hook is called.
+  virtual void materialize() {}
 };
 
 /// The two halves of a split; either may be null.

@@ -106,7 +106,7 @@ void measure_batch(const model::Model& model, const BenchArguments& arguments, M
       chunk.insert(chunk.end(), from, from + n_tokens);
     }
     const mx::array logits = model.forward(chunk, cache, model::LogitRows::kLast, n_batch);
-    mx::eval(cache.state());
+    cache.materialize();
     if (begin + n_tokens == arguments.n_prompt) tokens = likeliest(logits);
   }
   measured.prefill_tok_s.push_back(n_batch * arguments.n_prompt / seconds_since(start));

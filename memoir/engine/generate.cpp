@@ -125,7 +125,7 @@ void Generation::prefill(std::span<const TokenId> rest, int n_total) {
       mx::async_eval(*logits_);
     } else {
       // The chunk's logits are not needed, so they are never computed.
-      mx::eval(session_.cache().state());
+      session_.cache().materialize();
     }
     if (options_.on_prefill) options_.on_prefill(n_total - static_cast<int>(rest.size()), n_total);
   }

@@ -90,6 +90,8 @@ struct Group {
   Format keys;
   Format values;
   std::vector<KvRange> ranges;
+  int window;  // 0: none
+  int keep;
   int query_begin;
   int n_queries;
 
@@ -190,8 +192,8 @@ class AttentionPrimitive : public CpuPrimitive {
     args.first_position = group.ranges.back().first_position + group.ranges.back().n_rows - group.n_queries;
     args.scale = options_.scale;
     args.soft_cap = options_.soft_cap;
-    args.window = options_.window.value_or(0);
-    args.keep = options_.keep;
+    args.window = group.window;
+    args.keep = group.keep;
     args.chunk = options_.chunk.value_or(0);
     args.is_causal = options_.is_causal;
     args.out_head_stride = group.values.dim;
@@ -224,7 +226,8 @@ mx::array cpu_attention(const mx::array& queries, std::span<const SequenceHistor
   for (const SequenceHistory& s : sequences) {
     const Format keys = append_inputs(s.history.keys, inputs);
     const Format values = append_inputs(s.history.values, inputs);
-    groups.push_back({keys, values, s.history.ranges, query_begin, s.n_queries});
+    const AttentionOptions seen = narrowed(options, s.history);
+    groups.push_back({keys, values, s.history.ranges, seen.window.value_or(0), seen.keep, query_begin, s.n_queries});
     query_begin += s.n_queries;
   }
   if (options.sinks) inputs.push_back(as_float(*options.sinks));
@@ -311,11 +314,19 @@ mx::array composed_attention(const mx::array& queries, const History& history, c
 
 }  // namespace
 
+AttentionOptions narrowed(const AttentionOptions& options, const History& history) {
+  AttentionOptions result = options;
+  if (!history.window) return result;
+  if (!options.window) result.keep = history.keep;
+  result.window = std::min(options.window.value_or(*history.window), *history.window);
+  return result;
+}
+
 mx::array attention(const mx::array& queries, const History& history, const AttentionOptions& options) {
   check_shapes(queries, history);
   check_options(queries, history, options);
   if (on_cpu()) return cpu_attention(queries, std::vector<SequenceHistory>{{queries.shape(2), history}}, options);
-  const mx::array heads = composed_attention(queries, history, options);  // [B, H, T, Dv]
+  const mx::array heads = composed_attention(queries, history, narrowed(options, history));  // [B, H, T, Dv]
   return mx::reshape(mx::transpose(heads, {0, 2, 1, 3}),
                      {heads.shape(0), heads.shape(2), heads.shape(1) * heads.shape(3)});
 }

@@ -24,6 +24,10 @@ struct AttentionOptions {
   std::optional<mlx::core::array> mask = std::nullopt;
 };
 
+/// The options for this history: the narrower of both windows. The history's keep holds where the options have no
+/// window of their own.
+AttentionOptions narrowed(const AttentionOptions& options, const History& history);
+
 /// Softmax attention; query heads share key heads in equal runs (H a multiple of Hkv).
 /// queries: [B, H, T, Dk], at the last T positions of the history. Returns [B, T, H * Dv] in the queries' type. Lazy.
 /// On the CPU rows are read where they lie, sums are float32, and the bits of a query's result depend on its position

@@ -105,6 +105,10 @@ void check_history(const char* function, const History& history) {
   if (history.keys.quantization) check_scales(function, "keys", history.keys);
   if (history.values.quantization) check_scales(function, "values", history.values);
   check_ranges(function, history);
+  if ((history.window && *history.window < 1) || history.keep < 0) {
+    refuse(function, "the history's window is " + std::to_string(history.window.value_or(1)) + ", keep " +
+                         std::to_string(history.keep) + ": expected at least 1 and 0");
+  }
 }
 
 }  // namespace memoir::kernels

@@ -41,6 +41,11 @@ struct History {
   KvBuffer values;
   std::vector<KvRange> ranges;  // by position, not overlapping, inside C
 
+  // A cache that drops rows says which ones no query may count on: one sees itself and the window - 1 positions before
+  // it, and those below keep. Attention hides the others, whether they are still stored or not.
+  std::optional<int> window = std::nullopt;
+  int keep = 0;
+
   /// S, the number of rows.
   int n_rows() const;
 

@@ -1,0 +1,341 @@
+#include "memoir/cache/arrays.h"
+
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
+#include <algorithm>
+#include <charconv>
+#include <stdexcept>
+#include <utility>
+
+#include "memoir/kernels/shape.h"
+
+namespace mx = mlx::core;
+
+namespace memoir::cache {
+namespace {
+
+using kernels::dtype_text;
+using kernels::shape_text;
+
+constexpr int kNoLimit = 1 << 30;  // a length that no call reaches
+
+[[noreturn]] void refuse(const char* function, const std::string& what) {
+  throw std::invalid_argument(std::string("[cache.") + function + "] " + what);
+}
+
+mx::array none() {
+  return mx::zeros({0}, mx::float32);
+}
+
+bool is_none(const mx::array& a) {
+  return a.ndim() == 1 && a.size() == 0;
+}
+
+mx::array as_array(const std::vector<int>& numbers) {
+  return numbers.empty() ? none() : mx::array(numbers.data(), {static_cast<int>(numbers.size())}, mx::int32);
+}
+
+std::vector<int> as_numbers(const mx::array& a, const char* name) {
+  if (is_none(a)) return {};
+  if (a.ndim() != 1 || a.dtype() != mx::int32) {
+    refuse("set_state",
+           std::string(name) + " has shape " + shape_text(a) + " " + dtype_text(a.dtype()) + ", expected (B) int32");
+  }
+  const mx::array row = mx::contiguous(a);
+  mx::eval(row);
+  return {row.data<int>(), row.data<int>() + row.size()};
+}
+
+mx::array sequences_of(const mx::array& a, int begin, int end) {
+  mx::Shape start(a.ndim(), 0);
+  mx::Shape stop = a.shape();
+  start[0] = begin;
+  stop[0] = end;
+  return mx::slice(a, start, stop);
+}
+
+mx::array zeros_like(const mx::array& a, int n_sequences) {
+  mx::Shape shape = a.shape();
+  shape[0] = n_sequences;
+  return mx::zeros(shape, a.dtype());
+}
+
+bool is_alike(const mx::array& a, const mx::array& b) {
+  return a.dtype() == b.dtype() && a.ndim() == b.ndim() &&
+         std::equal(a.shape().begin() + 1, a.shape().end(), b.shape().begin() + 1);
+}
+
+// The numbers of a batch of `n`, then those of one of `m`; what isn't there is `missing`.
+std::vector<int> joined(std::vector<int> a, int n, const std::vector<int>& b, int m, int missing) {
+  if (a.empty() && b.empty()) return {};
+  if (a.empty()) a.assign(static_cast<std::size_t>(n), missing);
+  a.insert(a.end(), b.begin(), b.end());
+  a.resize(static_cast<std::size_t>(n) + static_cast<std::size_t>(m), missing);
+  return a;
+}
+
+std::vector<int> taken(const std::vector<int>& numbers, const std::vector<int>& sequences) {
+  std::vector<int> result;
+  if (numbers.empty()) return result;
+  for (const int i : sequences) result.push_back(numbers[static_cast<std::size_t>(i)]);
+  return result;
+}
+
+}  // namespace
+
+ArraysCache::ArraysCache(int n_slots, std::vector<int> left_padding) : left_padding_(std::move(left_padding)) {
+  if (n_slots < 1) refuse("ArraysCache", "n_slots is " + std::to_string(n_slots) + ", expected at least 1");
+  for (const int n : left_padding_) {
+    if (n < 0) refuse("ArraysCache", "a left padding is " + std::to_string(n) + ", expected at least 0");
+  }
+  slots_.resize(static_cast<std::size_t>(n_slots));
+}
+
+std::size_t ArraysCache::checked(int index, const char* function) const {
+  if (index < 0 || index >= n_slots()) {
+    refuse(function, "slot " + std::to_string(index) + " of " + std::to_string(n_slots()));
+  }
+  return static_cast<std::size_t>(index);
+}
+
+const std::optional<mx::array>& ArraysCache::slot(int index) const {
+  return slots_[checked(index, "slot")];
+}
+
+void ArraysCache::set_slot(int index, const mx::array& a) {
+  const std::size_t at = checked(index, "set_slot");
+  if (a.ndim() < 1 || a.shape(0) < 1) refuse("set_slot", "a has shape " + shape_text(a) + ", expected (B,...)");
+  slots_[at] = compact(a);
+}
+
+void ArraysCache::advance(int n_tokens) {
+  if (n_tokens < 1) refuse("advance", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 1");
+  if (n_tokens > kNoLimit - offset_) refuse("advance", "the offset would pass 2^30");
+  for (int& n : left_padding_) n = std::max(0, n - n_tokens);
+  for (int& n : lengths_) n = n == kNoLimit ? n : std::max(0, n - n_tokens);
+  offset_ += n_tokens;
+}
+
+int ArraysCache::batch_size() const {
+  for (const auto& slot : slots_) {
+    if (slot) return slot->shape(0);
+  }
+  if (!left_padding_.empty()) return static_cast<int>(left_padding_.size());
+  return lengths_.empty() ? 1 : static_cast<int>(lengths_.size());
+}
+
+void ArraysCache::prepare(std::vector<int> lengths) {
+  const bool has_batch = !left_padding_.empty() ||
+                         std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot.has_value(); });
+  if (lengths.empty() || (has_batch && static_cast<int>(lengths.size()) != batch_size())) {
+    refuse("prepare", std::to_string(lengths.size()) + " lengths for " + std::to_string(batch_size()) + " sequences");
+  }
+  for (const int n : lengths) {
+    if (n < 0) refuse("prepare", "a length is " + std::to_string(n) + ", expected at least 0");
+  }
+  lengths_ = std::move(lengths);
+}
+
+void ArraysCache::finalize() {
+  left_padding_.clear();
+  lengths_.clear();
+}
+
+std::vector<kernels::TokenSpan> ArraysCache::spans(int n_tokens) const {
+  std::vector<kernels::TokenSpan> result;
+  if (left_padding_.empty() && lengths_.empty()) return result;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(batch_size()); ++i) {
+    const int begin = left_padding_.empty() ? 0 : std::min(left_padding_[i], n_tokens);
+    const int end = lengths_.empty() ? n_tokens : std::min(lengths_[i], n_tokens);
+    result.push_back({begin, std::max(begin, end)});
+  }
+  return result;
+}
+
+std::optional<mx::array> ArraysCache::mask(int n_tokens) const {
+  const std::vector<kernels::TokenSpan> real = spans(n_tokens);
+  if (real.empty()) return std::nullopt;
+  std::vector<int> begins;
+  std::vector<int> ends;
+  for (const kernels::TokenSpan& span : real) {
+    begins.push_back(span.begin);
+    ends.push_back(span.end);
+  }
+  const mx::array columns = mx::arange(0, n_tokens, mx::int32);
+  return mx::logical_and(mx::greater_equal(columns, mx::expand_dims(as_array(begins), 1)),
+                         mx::less(columns, mx::expand_dims(as_array(ends), 1)));
+}
+
+void ArraysCache::filter(const std::vector<int>& sequences) {
+  for (const int i : sequences) {
+    if (i < 0 || i >= batch_size()) {
+      refuse("filter", "sequence " + std::to_string(i) + " of " + std::to_string(batch_size()));
+    }
+  }
+  if (sequences.empty()) refuse("filter", "no sequence is to stay");
+  left_padding_ = taken(left_padding_, sequences);
+  lengths_ = taken(lengths_, sequences);
+  for (auto& slot : slots_) {
+    if (slot) slot = mx::take(*slot, as_array(sequences), 0);
+  }
+}
+
+void ArraysCache::extend(const ArraysCache& other) {
+  if (other.n_slots() != n_slots()) {
+    refuse("extend",
+           "the other has " + std::to_string(other.n_slots()) + " slots, expected " + std::to_string(n_slots()));
+  }
+  const int n = batch_size();
+  const int m = other.batch_size();
+  StateArrays slots(slots_.size());
+  bool is_set = false;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const std::optional<mx::array>& a = slots_[i];
+    const std::optional<mx::array>& b = other.slots_[i];
+    if (!a && !b) continue;
+    if (a && b && !is_alike(*a, *b)) {
+      refuse("extend", "slot " + std::to_string(i) + " has shape " + shape_text(*a) + " " + dtype_text(a->dtype()) +
+                           ", the other's " + shape_text(*b) + " " + dtype_text(b->dtype()) +
+                           ", expected them to differ in the batch alone");
+    }
+    slots[i] = mx::concatenate({a ? *a : zeros_like(*b, n), b ? *b : zeros_like(*a, m)}, 0);
+    is_set = true;
+  }
+  left_padding_ = joined(std::move(left_padding_), n, other.left_padding_, m, 0);
+  lengths_ = joined(std::move(lengths_), n, other.lengths_, m, kNoLimit);
+  if (!is_set && left_padding_.empty() && lengths_.empty()) {
+    left_padding_.assign(static_cast<std::size_t>(n) + static_cast<std::size_t>(m), 0);
+  }
+  slots_ = std::move(slots);
+  offset_ = std::max(offset_, other.offset_);
+}
+
+std::unique_ptr<ArraysCache> ArraysCache::extract(int sequence) const {
+  if (sequence < 0 || sequence >= batch_size()) {
+    refuse("extract", "sequence " + std::to_string(sequence) + " of " + std::to_string(batch_size()));
+  }
+  auto one = make(n_slots());
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i]) one->slots_[i] = compact(sequences_of(*slots_[i], sequence, sequence + 1));
+  }
+  one->offset_ = offset_;
+  return one;
+}
+
+std::vector<mx::array> ArraysCache::state() const {
+  const bool is_set = std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot.has_value(); });
+  if (!is_set && offset_ == 0 && left_padding_.empty() && lengths_.empty()) return {};
+  std::vector<mx::array> result;
+  for (const auto& slot : slots_) result.push_back(slot ? *slot : none());
+  result.push_back(as_array(left_padding_));
+  result.push_back(as_array(lengths_));
+  return result;
+}
+
+std::vector<std::string> ArraysCache::meta_state() const {
+  return {std::to_string(offset_)};
+}
+
+void ArraysCache::set_state(const std::vector<mx::array>& state, const std::vector<std::string>& meta) {
+  int offset = -1;
+  if (meta.size() == 1) {
+    const char* end = meta[0].data() + meta[0].size();
+    const auto [stop, error] = std::from_chars(meta[0].data(), end, offset);
+    if (error != std::errc() || stop != end) offset = -1;
+  }
+  if (offset < 0 || offset > kNoLimit) refuse("set_state", "expected one number, the offset, from 0 to 2^30");
+  if (!(state.empty() && offset == 0) && state.size() != slots_.size() + 2) {
+    refuse("set_state", std::to_string(state.size()) + " arrays, expected " + std::to_string(slots_.size() + 2) +
+                            ": slots, left padding and lengths");
+  }
+  auto other = make(n_slots());
+  if (!state.empty()) {
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (!is_none(state[i])) other->set_slot(static_cast<int>(i), state[i]);
+    }
+    other->left_padding_ = as_numbers(state[slots_.size()], "left_padding");
+    other->lengths_ = as_numbers(state[slots_.size() + 1], "lengths");
+  }
+  const int n = other->batch_size();
+  const auto is_other_batch = [n](std::size_t size) { return size != 0 && static_cast<int>(size) != n; };
+  for (const auto& slot : other->slots_) {
+    if (slot && slot->shape(0) != n) refuse("set_state", "the slots are of different batches");
+  }
+  if (is_other_batch(other->left_padding_.size()) || is_other_batch(other->lengths_.size())) {
+    refuse("set_state", "padding or lengths are not of the slots' batch");
+  }
+  slots_ = std::move(other->slots_);
+  left_padding_ = std::move(other->left_padding_);
+  lengths_ = std::move(other->lengths_);
+  offset_ = offset;
+}
+
+void ArraysCache::materialize() const {
+  std::vector<mx::array> arrays;
+  for (const auto& slot : slots_) {
+    if (slot) arrays.push_back(*slot);
+  }
+  mx::eval(arrays);
+}
+
+void ArraysCache::free() {
+  slots_.assign(slots_.size(), std::nullopt);
+  finalize();
+  offset_ = 0;
+}
+
+std::unique_ptr<LayerCache> ArraysCache::copy() const {
+  auto other = make(n_slots());
+  other->slots_ = slots_;
+  other->left_padding_ = left_padding_;
+  other->lengths_ = lengths_;
+  other->offset_ = offset_;
+  return other;
+}
+
+std::unique_ptr<Snapshot> ArraysCache::snapshot(int from) const {
+  const int begin = std::max(0, from);
+  if (begin >= offset_) return nullptr;
+  return std::make_unique<StateSnapshot>(kind(), begin, offset_, slots_,
+                                         std::vector<std::vector<int>>{left_padding_, lengths_});
+}
+
+bool ArraysCache::restore(const Snapshot* snapshot, int target) {
+  if (!snapshot) return can_rewind(target);
+  const StateSnapshot& states = checked_state(*snapshot, kind(), "restore");
+  if (states.arrays().size() != slots_.size()) {
+    refuse("restore", "the snapshot has " + std::to_string(states.arrays().size()) + " slots, expected " +
+                          std::to_string(slots_.size()));
+  }
+  if (target != states.to()) return false;
+  slots_ = states.arrays();
+  left_padding_ = states.numbers()[0];
+  lengths_ = states.numbers()[1];
+  offset_ = target;
+  return true;
+}
+
+std::unique_ptr<Snapshot> ArraysCache::merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const {
+  return merge_states(std::move(parent), std::move(child), kind());
+}
+
+SnapshotPair ArraysCache::split(std::unique_ptr<Snapshot> snapshot, int at) const {
+  return split_states(std::move(snapshot), at, kind());
+}
+
+int ArraysCache::trim(int n_tokens) {
+  if (n_tokens < 0) refuse("trim", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 0");
+  return 0;
+}
+
+std::unique_ptr<ArraysCache> make_batch(const std::vector<const ArraysCache*>& caches) {
+  if (caches.empty() || std::find(caches.begin(), caches.end(), nullptr) != caches.end()) {
+    refuse("make_batch", "expected at least one cache, and no null");
+  }
+  auto batch = std::unique_ptr<ArraysCache>(dynamic_cast<ArraysCache*>(caches.front()->copy().release()));
+  for (std::size_t i = 1; i < caches.size(); ++i) batch->extend(*caches[i]);
+  return batch;
+}
+
+}  // namespace memoir::cache

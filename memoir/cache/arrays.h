@@ -1,0 +1,120 @@
+#pragma once
+
+// Any number of arrays ("slots") that a layer replaces as it goes, for layers whose states RecurrentCache doesn't
+// describe; after mlx-lm's ArraysCache. Slots are read and written by the layer, which then tells how many tokens that
+// took in.
+//
+// A batch may be padded: left_padding[b] columns before a sequence's first token, and of what is fed next only
+// lengths[b] tokens are real. Both count down as tokens are taken in. They are plain numbers, not arrays: nothing is
+// left to evaluate.
+//
+// Invariant: the first axis of every slot is the batch.
+
+#include <mlx/array.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memoir/cache/cache.h"
+#include "memoir/cache/state_snapshot.h"
+#include "memoir/kernels/recurrence.h"
+
+namespace memoir::cache {
+
+class ArraysCache : public LayerCache {
+ public:
+  /// Throws std::invalid_argument if n_slots < 1 or a padding is negative.
+  explicit ArraysCache(int n_slots, std::vector<int> left_padding = {});
+
+  int n_slots() const { return static_cast<int>(slots_.size()); }
+
+  /// None until it is set. Throws std::invalid_argument if there is no such slot.
+  const std::optional<mlx::core::array>& slot(int index) const;
+
+  /// a: [B, ...]. Lazy; what is part of a larger buffer is copied.
+  /// Throws std::invalid_argument if there is no such slot, or a has no axes or no sequences.
+  void set_slot(int index, const mlx::core::array& a);
+
+  /// n_tokens >= 1 columns have been taken in.
+  void advance(int n_tokens);
+
+  /// Sequences: those of the slots, else of the padding or lengths, else 1.
+  int batch_size() const;
+
+  const std::vector<int>& left_padding() const { return left_padding_; }  // empty: none
+  const std::vector<int>& lengths() const { return lengths_; }            // empty: all tokens are real
+
+  /// Before a right-padded batch is fed: the real tokens of each sequence. After it: forgets padding and lengths.
+  /// Throws std::invalid_argument if a length is negative or their number is not the batch's.
+  void prepare(std::vector<int> lengths);
+  void finalize();
+
+  /// Which of the next n_tokens columns are real: bool [B, n_tokens], none if all are. And the same as spans, for the
+  /// kernels; empty if all are.
+  std::optional<mlx::core::array> mask(int n_tokens) const;
+  std::vector<kernels::TokenSpan> spans(int n_tokens) const;
+
+  /// Keeps these sequences, in this order. Throws std::invalid_argument if one isn't there or none is named.
+  void filter(const std::vector<int>& sequences);
+
+  /// Appends the sequences of `other`; a slot that one of the two lacks is zeros for its sequences.
+  /// Throws std::invalid_argument if the numbers of slots or a slot's shapes and types differ.
+  void extend(const ArraysCache& other);
+
+  /// One sequence as a cache of its own, without padding.
+  std::unique_ptr<ArraysCache> extract(int sequence) const;
+
+  std::string_view kind() const override { return "ArraysCache"; }
+
+  /// Columns taken in; of a batch made of several caches, the most of any.
+  int offset() const override { return offset_; }
+  std::size_t size_bytes() const override { return bytes_of(slots_); }
+
+  /// Every slot, then left padding and lengths as int32 [B]; an array of float32 [0] stands for what isn't there.
+  /// Numbers: the offset.
+  std::vector<mlx::core::array> state() const override;
+  std::vector<std::string> meta_state() const override;
+  void set_state(const std::vector<mlx::core::array>& state, const std::vector<std::string>& meta) override;
+  void materialize() const override;
+  void free() override;
+  std::unique_ptr<LayerCache> copy() const override;
+
+  /// As RecurrentCache: whole states, exact offsets.
+  std::unique_ptr<Snapshot> snapshot(int from) const override;
+  bool restore(const Snapshot* snapshot, int target) override;
+  bool can_rewind(int target) const override { return target == offset_; }
+  std::unique_ptr<Snapshot> merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const override;
+  SnapshotPair split(std::unique_ptr<Snapshot> snapshot, int at) const override;
+  int trim(int n_tokens) override;
+  bool is_trimmable() const override { return false; }
+
+ protected:
+  virtual std::unique_ptr<ArraysCache> make(int n_slots) const { return std::make_unique<ArraysCache>(n_slots); }
+
+ private:
+  std::size_t checked(int index, const char* function) const;
+
+  StateArrays slots_;
+  std::vector<int> left_padding_;
+  std::vector<int> lengths_;
+  int offset_ = 0;
+};
+
+/// Two slots: the convolution's tail and the scan's state.
+class MambaCache final : public ArraysCache {
+ public:
+  explicit MambaCache(std::vector<int> left_padding = {}) : ArraysCache(2, std::move(left_padding)) {}
+  std::string_view kind() const override { return "MambaCache"; }
+
+ protected:
+  std::unique_ptr<ArraysCache> make(int) const override { return std::make_unique<MambaCache>(); }
+};
+
+/// One batch of the caches' sequences, in order, as extend() joins them. If no slot of any is set, left padding of 0
+/// keeps their number.
+/// Throws std::invalid_argument if there are none, or as extend().
+std::unique_ptr<ArraysCache> make_batch(const std::vector<const ArraysCache*>& caches);
+
+}  // namespace memoir::cache

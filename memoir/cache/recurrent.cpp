@@ -1,0 +1,250 @@
+#include "memoir/cache/recurrent.h"
+
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
+#include <algorithm>
+#include <charconv>
+#include <stdexcept>
+#include <utility>
+
+#include "memoir/kernels/shape.h"
+
+namespace mx = mlx::core;
+
+namespace memoir::cache {
+namespace {
+
+using kernels::dtype_text;
+using kernels::shape_text;
+
+[[noreturn]] void refuse(const char* function, const std::string& what) {
+  throw std::invalid_argument(std::string("[cache.") + function + "] " + what);
+}
+
+bool is_float(mx::Dtype dtype) {
+  return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
+}
+
+std::vector<mx::array> present(const StateArrays& arrays) {
+  std::vector<mx::array> result;
+  for (const auto& a : arrays) {
+    if (a) result.push_back(*a);
+  }
+  return result;
+}
+
+mx::Shape with_batch(int n_sequences, const std::vector<int>& axes) {
+  mx::Shape shape{n_sequences};
+  shape.insert(shape.end(), axes.begin(), axes.end());
+  return shape;
+}
+
+mx::Shape tail_shape(int n_sequences, const RecurrentShape& shape) {
+  return {n_sequences, shape.tail_tokens, shape.tail_channels};
+}
+
+bool is_like(const std::optional<mx::array>& a, const mx::Shape& shape) {
+  return a && a->shape() == shape;
+}
+
+int batch_of(const StateArrays& arrays) {
+  for (const auto& a : arrays) {
+    if (a) return a->ndim() > 0 ? a->shape(0) : 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+RecurrentCache::RecurrentCache(const RecurrentShape& shape) : shape_(shape) {
+  const bool has_tail = shape.tail_tokens > 0;
+  const bool is_state_right = std::all_of(shape.state.begin(), shape.state.end(), [](int n) { return n > 0; });
+  if (shape.tail_tokens < 0 || (has_tail && shape.tail_channels < 1) || !is_state_right ||
+      (!has_tail && shape.state.empty())) {
+    refuse("RecurrentCache", "the tail is (" + std::to_string(shape.tail_tokens) + "," +
+                                 std::to_string(shape.tail_channels) + "), the state has " +
+                                 std::to_string(shape.state.size()) +
+                                 " axes, expected sizes of at least 1 and one of "
+                                 "the two");
+  }
+}
+
+RecurrentState RecurrentCache::get(int n_sequences, mx::Dtype dtype) {
+  if (n_sequences < 1 || !is_float(dtype)) {
+    refuse("get", std::to_string(n_sequences) + " sequences of " + dtype_text(dtype) +
+                      ", expected at least 1 of float32, float16 or bfloat16");
+  }
+  const bool has_tail = shape_.tail_tokens > 0;
+  if (batch_of(arrays_) != n_sequences || (has_tail && arrays_[0]->dtype() != dtype)) {
+    StateArrays made(2);
+    if (has_tail) made[0] = mx::zeros(tail_shape(n_sequences, shape_), dtype);
+    if (!shape_.state.empty()) made[1] = mx::zeros(with_batch(n_sequences, shape_.state), mx::float32);
+    arrays_ = std::move(made);
+    offset_ = 0;
+  }
+  return {arrays_[0], arrays_[1]};
+}
+
+// True if the arrays are those of one batch in this cache's shapes and types.
+bool RecurrentCache::fits(const StateArrays& arrays) const {
+  const int n_sequences = batch_of(arrays);
+  const bool has_tail = shape_.tail_tokens > 0;
+  const bool has_state = !shape_.state.empty();
+  if (n_sequences < 1 || arrays[0].has_value() != has_tail || arrays[1].has_value() != has_state) return false;
+  if (has_tail && !(is_like(arrays[0], tail_shape(n_sequences, shape_)) && is_float(arrays[0]->dtype()))) return false;
+  return !has_state || (is_like(arrays[1], with_batch(n_sequences, shape_.state)) && arrays[1]->dtype() == mx::float32);
+}
+
+StateArrays RecurrentCache::checked(const RecurrentState& states, const char* function) const {
+  StateArrays arrays = {states.tail, states.state};
+  const auto text = [](const std::optional<mx::array>& a) {
+    return a ? shape_text(*a) + " " + dtype_text(a->dtype()) : std::string("none");
+  };
+  const bool is_batch = arrays_.empty() || batch_of(arrays) == batch_of(arrays_);
+  const bool is_type = arrays_.empty() || !arrays_[0] || !states.tail || arrays_[0]->dtype() == states.tail->dtype();
+  if (!fits(arrays) || !is_batch || !is_type) {
+    std::vector<std::int64_t> axes = {-1};
+    axes.insert(axes.end(), shape_.state.begin(), shape_.state.end());
+    refuse(function, "tail " + text(states.tail) + ", state " + text(states.state) + ", expected (B," +
+                         std::to_string(shape_.tail_tokens) + "," + std::to_string(shape_.tail_channels) + ") and " +
+                         shape_text(axes) + " float32 for B sequences, as get() gave them");
+  }
+  return arrays;
+}
+
+void RecurrentCache::put(const RecurrentState& after, int n_tokens, const std::vector<RecurrentState>& captured) {
+  if (n_tokens < 1) refuse("put", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 1");
+  const std::vector<int> steps = capture_steps(n_tokens);
+  if (captured.size() != steps.size()) {
+    refuse("put", std::to_string(captured.size()) + " captured states for " + std::to_string(steps.size()) + " steps");
+  }
+  StateArrays arrays = checked(after, "put");
+  std::vector<StateArrays> inside;
+  for (const RecurrentState& states : captured) inside.push_back(checked(states, "put"));
+  if (arrays[0]) arrays[0] = compact(*arrays[0]);
+  for (std::size_t i = 0; i < steps.size(); ++i) capture(offset_ + steps[i], inside[i]);
+  arrays_ = std::move(arrays);
+  offset_ += n_tokens;
+  capture(offset_, arrays_);
+}
+
+void RecurrentCache::capture_at(const std::vector<int>& offsets) {
+  if (!captures_.empty()) refuse("capture_at", "the snapshots asked for before have not been taken");
+  int before = offset_ - 1;
+  for (const int offset : offsets) {
+    if (offset <= before) {
+      refuse("capture_at", "offset " + std::to_string(offset) + " follows " + std::to_string(before) +
+                               ", expected ascending ones, none before the present " + std::to_string(offset_));
+    }
+    before = offset;
+  }
+  for (const int offset : offsets) captures_.push_back({offset, nullptr});
+  capture(offset_, arrays_);
+}
+
+std::vector<int> RecurrentCache::capture_steps(int n_tokens) const {
+  std::vector<int> steps;
+  for (const Capture& capture : captures_) {
+    const int step = capture.offset - offset_;
+    if (step > 0 && step < n_tokens && !capture.snapshot) steps.push_back(step);
+  }
+  return steps;
+}
+
+void RecurrentCache::capture(int offset, const StateArrays& arrays) {
+  if (offset == 0 || arrays.empty()) return;
+  int from = 0;
+  for (Capture& capture : captures_) {
+    if (capture.offset == offset && !capture.snapshot) {
+      capture.snapshot = std::make_unique<StateSnapshot>(kind(), from, offset, arrays);
+    }
+    from = capture.offset;
+  }
+}
+
+std::vector<std::unique_ptr<Snapshot>> RecurrentCache::take_captured() {
+  std::vector<std::unique_ptr<Snapshot>> result;
+  for (Capture& capture : captures_) result.push_back(std::move(capture.snapshot));
+  captures_.clear();
+  return result;
+}
+
+std::vector<mx::array> RecurrentCache::state() const {
+  return is_empty() ? std::vector<mx::array>{} : present(arrays_);
+}
+
+std::vector<std::string> RecurrentCache::meta_state() const {
+  return {std::to_string(offset_)};
+}
+
+void RecurrentCache::set_state(const std::vector<mx::array>& state, const std::vector<std::string>& meta) {
+  int offset = -1;
+  if (meta.size() == 1) {
+    const char* end = meta[0].data() + meta[0].size();
+    const auto [stop, error] = std::from_chars(meta[0].data(), end, offset);
+    if (error != std::errc() || stop != end) offset = -1;
+  }
+  if (offset < 0) refuse("set_state", "expected one number, the offset, at least 0");
+  StateArrays arrays(2);
+  std::size_t i = 0;
+  if (shape_.tail_tokens > 0 && i < state.size()) arrays[0] = state[i++];
+  if (!shape_.state.empty() && i < state.size()) arrays[1] = state[i++];
+  const bool is_none = state.empty() && offset == 0;
+  if (!is_none && (i != state.size() || offset == 0 || !fits(arrays))) {
+    refuse("set_state", std::to_string(state.size()) + " arrays at offset " + meta[0] +
+                            ": expected the tail and the state of this layer's shape, or none at 0");
+  }
+  if (is_none) arrays.clear();
+  arrays_ = std::move(arrays);
+  offset_ = offset;
+}
+
+void RecurrentCache::materialize() const {
+  mx::eval(present(arrays_));
+}
+
+void RecurrentCache::free() {
+  arrays_.clear();
+  captures_.clear();
+  offset_ = 0;
+}
+
+std::unique_ptr<LayerCache> RecurrentCache::copy() const {
+  auto other = std::make_unique<RecurrentCache>(shape_);
+  other->arrays_ = arrays_;
+  other->offset_ = offset_;
+  return other;
+}
+
+std::unique_ptr<Snapshot> RecurrentCache::snapshot(int from) const {
+  const int begin = std::max(0, from);
+  if (begin >= offset_) return nullptr;
+  return std::make_unique<StateSnapshot>(kind(), begin, offset_, arrays_);
+}
+
+bool RecurrentCache::restore(const Snapshot* snapshot, int target) {
+  if (!snapshot) return can_rewind(target);
+  const StateSnapshot& states = checked_state(*snapshot, kind(), "restore");
+  if (!fits(states.arrays())) refuse("restore", "the snapshot is of a layer of other shapes");
+  if (target != states.to()) return false;
+  arrays_ = states.arrays();
+  offset_ = target;
+  return true;
+}
+
+std::unique_ptr<Snapshot> RecurrentCache::merge(std::unique_ptr<Snapshot> parent,
+                                                std::unique_ptr<Snapshot> child) const {
+  return merge_states(std::move(parent), std::move(child), kind());
+}
+
+SnapshotPair RecurrentCache::split(std::unique_ptr<Snapshot> snapshot, int at) const {
+  return split_states(std::move(snapshot), at, kind());
+}
+
+int RecurrentCache::trim(int n_tokens) {
+  if (n_tokens < 0) refuse("trim", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 0");
+  return 0;
+}
+
+}  // namespace memoir::cache

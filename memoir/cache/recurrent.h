@@ -1,0 +1,113 @@
+#pragma once
+
+// The states of one recurrent layer: the last inputs of its short convolution (the tail), in the activations' type, and
+// the state of its delta rule or scan, in float32. Their size doesn't grow with the tokens.
+//
+// A state can't be rewound: what a token added can't be taken out. So restore() takes exact offsets alone, and where a
+// state will be asked for again it has to be kept: by snapshot(), or by capture_at() for offsets inside a forward pass,
+// whose kernels hand the states out on the way.
+//
+// Invariants: both states are of one batch and the same token. For one stream or a batch whose sequences have the same
+// number of real tokens.
+
+#include <mlx/array.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memoir/cache/cache.h"
+#include "memoir/cache/state_snapshot.h"
+
+namespace memoir::cache {
+
+/// What one sequence keeps.
+struct RecurrentShape {
+  int tail_tokens = 0;          // inputs of the convolution before the next one: its width - 1; 0: no tail
+  int tail_channels = 0;        // channels of the convolution
+  std::vector<int> state = {};  // axes of the state: (Hv, Dv, Dk), (H, P, N), (C, N); none: no state (LFM2)
+};
+
+/// Of B sequences. Each is there if the shape has it.
+struct RecurrentState {
+  std::optional<mlx::core::array> tail = std::nullopt;   // [B, tail_tokens, tail_channels]
+  std::optional<mlx::core::array> state = std::nullopt;  // [B, ...] float32
+};
+
+class RecurrentCache final : public LayerCache {
+ public:
+  /// Throws std::invalid_argument if a size is negative or there is neither a tail nor a state.
+  explicit RecurrentCache(const RecurrentShape& shape);
+
+  const RecurrentShape& shape() const { return shape_; }
+
+  /// The states, for a layer to read. Made of zeros at first use, and anew when n_sequences or dtype (of the tail) is
+  /// not that of the present ones: the cache is then at offset 0 again. Lazy.
+  /// Throws std::invalid_argument if n_sequences < 1 or dtype is not f32, f16 or bf16.
+  RecurrentState get(int n_sequences, mlx::core::Dtype dtype);
+
+  /// The states after n_tokens more (real ones, without padding). The tail is copied where it is part of a larger
+  /// buffer. captured: the states after each of capture_steps(n_tokens), in order.
+  /// Throws std::invalid_argument, the cache unchanged, if shapes, types or the number of captured states don't fit, or
+  /// n_tokens < 1.
+  void put(const RecurrentState& after, int n_tokens, const std::vector<RecurrentState>& captured = {});
+
+  /// Asks for snapshots at these offsets, ascending, none before the present one. That at the present offset is taken
+  /// at once, those inside or at the end of later put()s by them, however the tokens are cut. Throws
+  /// std::invalid_argument if they aren't, or what was asked for before hasn't been taken.
+  void capture_at(const std::vector<int>& offsets);
+
+  /// The steps inside the next n_tokens (each from 1 to n_tokens - 1) whose states put() will ask for: for
+  /// RecurrenceOptions::capture.
+  std::vector<int> capture_steps(int n_tokens) const;
+
+  /// One snapshot for each offset asked for, from the offset before it; null where that hasn't been reached, and at
+  /// offset 0. Ends the asking.
+  std::vector<std::unique_ptr<Snapshot>> take_captured();
+
+  std::string_view kind() const override { return "RecurrentCache"; }
+  int offset() const override { return offset_; }
+  std::size_t size_bytes() const override { return bytes_of(arrays_); }
+
+  /// The tail, then the state; each if the shape has it. Numbers: the offset.
+  std::vector<mlx::core::array> state() const override;
+  std::vector<std::string> meta_state() const override;
+  void set_state(const std::vector<mlx::core::array>& state, const std::vector<std::string>& meta) override;
+  void materialize() const override;
+  void free() override;
+  std::unique_ptr<LayerCache> copy() const override;
+
+  /// The whole state, whatever `from`; compact, never lazy.
+  std::unique_ptr<Snapshot> snapshot(int from) const override;
+
+  /// True only for the present offset (no snapshot) or the snapshot's end. A snapshot of another batch or type of tail
+  /// is taken over with these.
+  bool restore(const Snapshot* snapshot, int target) override;
+  bool can_rewind(int target) const override { return target == offset_; }
+
+  /// The child, covering both; also without a parent, whose state it doesn't need.
+  std::unique_ptr<Snapshot> merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const override;
+
+  /// (null, the snapshot); (the snapshot, null) if at >= its end.
+  SnapshotPair split(std::unique_ptr<Snapshot> snapshot, int at) const override;
+  int trim(int n_tokens) override;
+  bool is_trimmable() const override { return false; }
+
+ private:
+  // One offset asked for.
+  struct Capture {
+    int offset;
+    std::unique_ptr<Snapshot> snapshot;
+  };
+
+  StateArrays checked(const RecurrentState& states, const char* function) const;
+  bool fits(const StateArrays& arrays) const;
+  void capture(int offset, const StateArrays& arrays);
+
+  RecurrentShape shape_;
+  StateArrays arrays_;  // tail, state; empty until the first use
+  int offset_ = 0;
+  std::vector<Capture> captures_;
+};
+
+}  // namespace memoir::cache

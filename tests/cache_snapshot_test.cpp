@@ -1,0 +1,253 @@
+// Lazy snapshots: what they cost, when they become real, and that they always hold what they were taken of. The cases
+// are those of ollama's lazy_test (keys at position p filled with p, values with -p).
+
+#include <gtest/gtest.h>
+#include <mlx/mlx.h>
+
+#include <functional>
+
+#include "tests/cache_rows.h"
+#include "tests/held_allocations.h"
+
+namespace memoir::cache {
+namespace {
+
+using namespace test;
+
+constexpr std::size_t kRowBytes = 2 * kHeads * kWidth * sizeof(float);
+
+// The rows that a snapshot brings into a cache which has `n_below` rows, all 7, below it.
+std::vector<int> restored(const Snapshot& snapshot, int n_below = 0) {
+  KVCache fresh;
+  if (n_below > 0)
+    fresh.update(mx::full({1, kHeads, n_below, kWidth}, 7.0F), mx::full({1, kHeads, n_below, kWidth}, -7.0F));
+  EXPECT_TRUE(fresh.restore(&snapshot, snapshot.to()));
+  std::vector<int> rows = contents(fresh.view());
+  rows.erase(rows.begin(), rows.begin() + n_below);
+  return rows;
+}
+
+TEST(LazySnapshot, HoldsNothingUntilARowIsOverwritten) {
+  KVCache cache;
+  int n_copied = 0;
+  std::size_t n_bytes = 0;
+  cache.on_snapshot_copied([&](const Snapshot& snapshot) {
+    ++n_copied;
+    n_bytes += snapshot.size_bytes();
+  });
+  feed(cache, 10);
+  const auto snapshot = cache.snapshot(5);
+  EXPECT_TRUE(snapshot->is_lazy());
+  EXPECT_EQ(snapshot->size_bytes(), 0U);
+  feed(cache, 400);  // behind it; also grows the buffer
+  EXPECT_TRUE(snapshot->is_lazy());
+  ASSERT_TRUE(cache.restore(nullptr, 5));
+  EXPECT_TRUE(snapshot->is_lazy());
+  feed(cache, 3, 100);
+  EXPECT_FALSE(snapshot->is_lazy());
+  EXPECT_EQ(n_copied, 1);
+  EXPECT_EQ(snapshot->size_bytes(), 5 * kRowBytes);
+  EXPECT_EQ(n_bytes, snapshot->size_bytes());
+  EXPECT_EQ(restored(*snapshot, 5), range(5, 10));
+  feed(cache, 3, 100);
+  EXPECT_EQ(n_copied, 1);
+}
+
+TEST(LazySnapshot, IsCopiedWhenTheCacheIsFreedOrGone) {
+  auto cache = std::make_unique<KVCache>();
+  feed(*cache, 10);
+  const auto first = cache->snapshot(5);
+  cache->free();
+  EXPECT_FALSE(first->is_lazy());
+  EXPECT_EQ(restored(*first, 5), range(5, 10));
+  feed(*cache, 10);
+  const auto second = cache->snapshot(0);
+  cache.reset();
+  EXPECT_FALSE(second->is_lazy());
+  EXPECT_EQ(restored(*second), range(0, 10));
+}
+
+TEST(LazySnapshot, OfAPathThatWasLeftIsCopiedAlone) {
+  KVCache cache;
+  feed(cache, 10);
+  const auto trunk = cache.snapshot(0);
+  SnapshotPair parts = cache.split(cache.snapshot(0), 4);
+  ASSERT_TRUE(cache.restore(nullptr, 4));
+  feed(cache, 5, 200);
+  EXPECT_TRUE(parts.parent->is_lazy());  // [0, 4) still lies there
+  EXPECT_FALSE(parts.child->is_lazy());
+  EXPECT_FALSE(trunk->is_lazy());
+  EXPECT_EQ(restored(*parts.child, 4), range(4, 10));
+  EXPECT_EQ(restored(*parts.parent), range(0, 4));
+  EXPECT_EQ(restored(*trunk), range(0, 10));
+}
+
+TEST(LazySnapshot, GrowthCarriesNoRowsBehindTheOffset) {
+  KVCache cache;
+  feed(cache, 10);
+  const auto snapshot = cache.snapshot(8);
+  ASSERT_TRUE(cache.restore(nullptr, 2));
+  feed(cache, 300, 500);
+  EXPECT_FALSE(snapshot->is_lazy());
+  EXPECT_EQ(restored(*snapshot, 8), range(8, 10));
+}
+
+TEST(LazySnapshot, OfTheSameCacheIsRestoredByMovingTheOffset) {
+  KVCache cache;
+  feed(cache, 10);
+  const auto snapshot = cache.snapshot(5);
+  ASSERT_TRUE(cache.restore(nullptr, 5));
+  ASSERT_TRUE(cache.restore(snapshot.get(), 10));
+  EXPECT_TRUE(snapshot->is_lazy());
+  EXPECT_EQ(contents(cache.view()), range(0, 10));
+  // Below it the cache has other rows by now: these stay.
+  ASSERT_TRUE(cache.restore(nullptr, 3));
+  feed(cache, 2, 300);
+  EXPECT_TRUE(snapshot->is_lazy());
+  ASSERT_TRUE(cache.restore(snapshot.get(), 9));
+  EXPECT_EQ(contents(cache.view()), (std::vector<int>{0, 1, 2, 300, 301, 5, 6, 7, 8}));
+}
+
+TEST(LazySnapshot, OfAnotherCacheIsReadFromThere) {
+  KVCache cache;
+  feed(cache, 10);
+  const auto snapshot = cache.snapshot(0);
+  KVCache other;
+  ASSERT_TRUE(other.restore(snapshot.get(), 10));
+  EXPECT_TRUE(snapshot->is_lazy());
+  feed(cache, 1);
+  feed(other, 1, 50);
+  EXPECT_EQ(contents(cache.view()), range(0, 11));
+  EXPECT_EQ(contents(other.view()), (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 50}));
+}
+
+TEST(LazySnapshot, OfARingIsCopiedBeforeItsOldestRowGoes) {
+  KVCache cache({.window = 4});
+  for (int i = 0; i < 40; ++i) feed(cache, 1);
+  int n_copied = 0;
+  cache.on_snapshot_copied([&](const Snapshot&) { ++n_copied; });
+  const auto snapshot = cache.snapshot(0);
+  // It holds 19 rows of 20: one write goes into the free one.
+  feed(cache, 1);
+  EXPECT_TRUE(snapshot->is_lazy());
+  ASSERT_TRUE(cache.restore(snapshot.get(), 38));
+  EXPECT_EQ(n_copied, 0);
+  EXPECT_EQ(contents(cache.view()), range(34, 38));
+  feed(cache, 4);
+  EXPECT_EQ(n_copied, 1);
+  KVCache fresh({.window = 4});
+  ASSERT_TRUE(fresh.restore(snapshot.get(), 40));
+  EXPECT_EQ(contents(fresh.view()), range(36, 40));
+}
+
+// ---- What it costs, by MLX's count of memory
+
+std::size_t peak_growth(const std::function<void()>& work) {
+  mx::synchronize();
+  mx::reset_peak_memory();
+  const std::size_t before = mx::get_active_memory();
+  work();
+  mx::synchronize();
+  return std::max(mx::get_peak_memory(), before) - before;
+}
+
+std::vector<KVOptions> kinds() {
+  const KVQuantization q8{8, 32};
+  return {{}, {.window = 500, .keep = 4}, {.chunk = 600}, {.quantization = q8}, {.window = 500, .quantization = q8}};
+}
+
+History feed_wide(KVCache& cache, int n_tokens) {
+  const mx::array rows = mx::ones({1, 2, n_tokens, 32});
+  return cache.update(rows, rows);
+}
+
+TEST(SnapshotCost, TakingRewindingViewingAndSplittingALazyOneCopiesNothing) {
+  for (const KVOptions& options : kinds()) {
+    KVCache cache(options);
+    feed_wide(cache, 700);
+    for (int i = 0; i < 20; ++i) feed_wide(cache, 1);
+    cache.materialize();
+    EXPECT_EQ(peak_growth([&] {
+                auto snapshot = cache.snapshot(100);
+                SnapshotPair halves = cache.split(std::move(snapshot), 715);
+                ASSERT_TRUE(halves.parent && halves.child);
+                const auto view = cache.view();
+                mx::eval(view->keys.data, view->values.data);
+                ASSERT_TRUE(cache.restore(nullptr, 716));
+                ASSERT_TRUE(cache.restore(halves.child.get(), 720));
+                auto whole = cache.merge(std::move(halves.parent), std::move(halves.child));
+                ASSERT_TRUE(whole->is_lazy());
+                ASSERT_TRUE(cache.restore(whole.get(), 718));
+                cache.materialize();
+              }),
+              0U)
+        << cache.kind();
+  }
+}
+
+TEST(SnapshotCost, ADecodeStepAllocatesNothingThatGrowsWithTheContext) {
+  for (const KVOptions& options : kinds()) {
+    std::vector<std::size_t> growth;
+    for (const int n_tokens : {1000, 16000}) {
+      KVCache cache(options);
+      feed_wide(cache, n_tokens);
+      feed_wide(cache, 1);  // a ring goes back to its steady size
+      cache.materialize();
+      const auto snapshot = cache.snapshot(0);  // lazy, and in the way of a ring's next write alone
+      if (options.window || options.chunk) snapshot->materialize();
+      std::size_t most = 0;
+      for (int step = 0; step < 4; ++step) {
+        const mx::array keys = mx::ones({1, 2, 1, 32});
+        mx::eval(keys);
+        most = std::max(most, memoir::test::held_allocation_bytes([&] {
+                          const History history = cache.update(keys, keys);
+                          return std::vector{history.keys.data, history.values.data};
+                        }));
+      }
+      growth.push_back(most);
+    }
+    EXPECT_EQ(growth[0], growth[1]) << KVCache(options).kind();
+    EXPECT_LT(growth[1], 20000U) << KVCache(options).kind();
+  }
+}
+
+TEST(SnapshotCost, BecomingRealTakesItsRowsAndLeavesTheBufferInPlace) {
+  KVCache cache;
+  feed_wide(cache, 16000);
+  cache.materialize();
+  const auto snapshot = cache.snapshot(15000);
+  ASSERT_TRUE(cache.restore(nullptr, 15500));
+  constexpr std::size_t kWideRow = 2 * 2 * 32 * sizeof(float);
+  const std::size_t growth = peak_growth([&] {
+    feed_wide(cache, 1);
+    cache.materialize();
+  });
+  EXPECT_EQ(snapshot->size_bytes(), 1000 * kWideRow);
+  EXPECT_LT(growth, 1100 * kWideRow);  // not the 16000 rows
+}
+
+TEST(SnapshotCost, RestoringIntoACacheThatHasTheRoomAllocatesNothing) {
+  for (const KVOptions& options : kinds()) {
+    KVCache cache(options);
+    feed_wide(cache, 700);
+    for (int i = 0; i < 20; ++i) feed_wide(cache, 1);
+    const auto snapshot = cache.snapshot(600);
+    snapshot->materialize();
+    cache.materialize();
+    const std::size_t growth = peak_growth([&] {
+      ASSERT_TRUE(cache.restore(snapshot.get(), 720));
+      cache.materialize();
+    });
+    EXPECT_EQ(growth, 0U) << cache.kind();
+  }
+}
+
+class OnCpu : public testing::Environment {
+ public:
+  void SetUp() override { mx::set_default_device(mx::Device::cpu); }
+};
+
+const auto* const kOnCpu = testing::AddGlobalTestEnvironment(new OnCpu);
+
+}  // namespace
+}  // namespace memoir::cache
