@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
 
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "memoir/engine/conversation.h"
@@ -114,6 +115,22 @@ TEST_F(SmolLM2, StopStringsEndTheTextBeforeThem) {
   const std::string text = answer(session, tokenizer().encode("The capital of France is"), 16, {"Par", "xyz"});
   EXPECT_EQ(text, " ");
   EXPECT_EQ(completion_.finish_reason, engine::FinishReason::kStop);
+}
+
+// A generation that is left in the middle has a pass scheduled ahead, which must not go on in memory that the end of
+// the process frees. Several times, since it depends on how far the pass has come.
+TEST_F(SmolLM2, AProcessMayEndWhileAPassIsUnderWay) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto leave_in_the_middle = [this] {
+    {
+      engine::Session session(model());
+      engine::Generation generation(session, {});
+      generation.start(std::vector<TokenId>{1, 2, 3, 5, 7, 9});
+      generation.next();
+    }
+    std::exit(0);
+  };
+  for (int i = 0; i < 12; ++i) EXPECT_EXIT(leave_in_the_middle(), testing::ExitedWithCode(0), "");
 }
 
 TEST_F(SmolLM2, AChatComputesNothingTwice) {

@@ -2,10 +2,13 @@
 
 #include <mlx/allocator.h>
 #include <mlx/ops.h>
+#include <mlx/stream.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -45,6 +48,48 @@ mx::Strides row_major_strides(const mx::Shape& shape) {
 }
 
 }  // namespace
+
+namespace {
+
+// At exit MLX's allocator frees all it holds, whether a stream still works with it or not: a pass that was scheduled
+// ahead would go on in freed memory. This is made after MLX's own statics, and so destroyed before them.
+class WaitAtExit {
+ public:
+  ~WaitAtExit() {
+    const std::lock_guard lock(mutex_);
+    for (const mx::Stream& stream : streams_) {
+      try {
+        mx::synchronize(stream);
+      } catch (...) {
+        // Work that failed is done with too.
+      }
+    }
+  }
+
+  void add(mx::Stream stream) {
+    const std::lock_guard lock(mutex_);
+    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<mx::Stream> streams_;
+};
+
+void wait_at_exit(mx::Stream stream) {
+  thread_local int last_index = -1;
+  if (last_index == stream.index) return;
+  last_index = stream.index;
+  static WaitAtExit streams;
+  streams.add(stream);
+}
+
+}  // namespace
+
+mx::cpu::CommandEncoder& CpuPrimitive::encoder() {
+  wait_at_exit(stream());
+  return mx::cpu::get_command_encoder(stream());
+}
 
 mx::Stream cpu_stream() {
   return mx::default_stream(mx::Device(mx::Device::cpu));

@@ -62,7 +62,7 @@ class CpuPrimitive : public mlx::core::Primitive {
  private:
   void take_over_one(const mlx::core::array& input, mlx::core::array& output);
 
-  mlx::core::cpu::CommandEncoder& encoder() { return mlx::core::cpu::get_command_encoder(stream()); }
+  mlx::core::cpu::CommandEncoder& encoder();
 };
 
 }  // namespace memoir::kernels
