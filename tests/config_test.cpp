@@ -335,7 +335,7 @@ TEST(ConfigTest, RefusesOtherQuantizations) {
     config["quantization"] = object;
     expect_refused<UnsupportedError>(config, "quantization." + key);
   };
-  refused({{"group_size", 32}, {"bits", 4}, {"mode", "mxfp4"}}, "mode");
+  refused({{"group_size", 16}, {"bits", 4}, {"mode", "nvfp4"}}, "mode");
   refused({{"group_size", 48}, {"bits", 4}}, "group_size");
   refused({{"group_size", 64}, {"bits", 7}}, "bits");
   refused({{"group_size", 64}, {"bits", 4}, {"lm_head", {{"group_size", 64}, {"bits", 8}, {"mode", "nvfp4"}}}},

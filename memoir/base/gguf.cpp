@@ -52,25 +52,14 @@ struct TypeInfo {
   GgufBlock block;
 };
 
-constexpr std::array<TypeInfo, 18> kTypes = {{
-    {GgufType::kF32, "F32", {1, 4}},
-    {GgufType::kF16, "F16", {1, 2}},
-    {GgufType::kQ4_0, "Q4_0", {32, 18}},
-    {GgufType::kQ4_1, "Q4_1", {32, 20}},
-    {GgufType::kQ5_0, "Q5_0", {32, 22}},
-    {GgufType::kQ5_1, "Q5_1", {32, 24}},
-    {GgufType::kQ8_0, "Q8_0", {32, 34}},
-    {GgufType::kQ2_K, "Q2_K", {256, 84}},
-    {GgufType::kQ3_K, "Q3_K", {256, 110}},
-    {GgufType::kQ4_K, "Q4_K", {256, 144}},
-    {GgufType::kQ5_K, "Q5_K", {256, 176}},
-    {GgufType::kQ6_K, "Q6_K", {256, 210}},
-    {GgufType::kI8, "I8", {1, 1}},
-    {GgufType::kI16, "I16", {1, 2}},
-    {GgufType::kI32, "I32", {1, 4}},
-    {GgufType::kI64, "I64", {1, 8}},
-    {GgufType::kF64, "F64", {1, 8}},
-    {GgufType::kBF16, "BF16", {1, 2}},
+constexpr std::array<TypeInfo, 19> kTypes = {{
+    {GgufType::kF32, "F32", {1, 4}},       {GgufType::kF16, "F16", {1, 2}},       {GgufType::kQ4_0, "Q4_0", {32, 18}},
+    {GgufType::kQ4_1, "Q4_1", {32, 20}},   {GgufType::kQ5_0, "Q5_0", {32, 22}},   {GgufType::kQ5_1, "Q5_1", {32, 24}},
+    {GgufType::kQ8_0, "Q8_0", {32, 34}},   {GgufType::kQ2_K, "Q2_K", {256, 84}},  {GgufType::kQ3_K, "Q3_K", {256, 110}},
+    {GgufType::kQ4_K, "Q4_K", {256, 144}}, {GgufType::kQ5_K, "Q5_K", {256, 176}}, {GgufType::kQ6_K, "Q6_K", {256, 210}},
+    {GgufType::kI8, "I8", {1, 1}},         {GgufType::kI16, "I16", {1, 2}},       {GgufType::kI32, "I32", {1, 4}},
+    {GgufType::kI64, "I64", {1, 8}},       {GgufType::kF64, "F64", {1, 8}},       {GgufType::kBF16, "BF16", {1, 2}},
+    {GgufType::kMXFP4, "MXFP4", {32, 17}},
 }};
 
 const TypeInfo* find_type(GgufType type) {

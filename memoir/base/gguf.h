@@ -44,6 +44,7 @@ enum class GgufType : std::uint32_t {
   kI64 = 27,
   kF64 = 28,
   kBF16 = 30,
+  kMXFP4 = 39,
 };
 
 /// "F32", "Q4_K", ... or "type 99".

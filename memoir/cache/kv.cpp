@@ -67,6 +67,29 @@ std::string span_text(const KVSnapshot& snapshot) {
 
 }  // namespace
 
+std::unique_ptr<KVCache> make_kv_cache(std::optional<int> window, std::optional<int> chunk,
+                                       const CacheOptions& options) {
+  KVOptions kv{.window = window, .chunk = chunk, .dtype = options.dtype};
+  if (options.quantization && options.quantize_from <= 0) {
+    kv.quantization = options.quantization;
+    if (!kv.dtype) kv.dtype = mx::float16;
+  }
+  if (options.max_size) {
+    const int max_size = *options.max_size;
+    if (max_size < 1 || (chunk && max_size < *chunk)) {
+      refuse("make_kv_cache", "max_size is " + std::to_string(max_size) + ", expected at least " +
+                                  std::to_string(chunk.value_or(1)) + (chunk ? ", the layer's chunk" : ""));
+    }
+    if (window) {
+      kv.window = std::min(*window, max_size);
+    } else if (!chunk) {
+      kv.keep = options.keep < max_size ? options.keep : 0;
+      kv.window = max_size - kv.keep;
+    }
+  }
+  return std::make_unique<KVCache>(kv);
+}
+
 KVCache::KVCache(const KVOptions& options) : layout_(layout_of(options)), format_{options.dtype, options.quantization} {
   check_format(format_);
 }

@@ -36,6 +36,15 @@ struct KVOptions {
   std::optional<KVQuantization> quantization = std::nullopt;
 };
 
+/// What a user may choose for the attention layers of any model, whatever kinds the model needs.
+struct CacheOptions {
+  std::optional<mlx::core::Dtype> dtype = std::nullopt;       // rows are stored in it; none: as the model computes
+  std::optional<KVQuantization> quantization = std::nullopt;  // scales then in float16, unless dtype says otherwise,
+  int quantize_from = 0;                                      // from so many tokens on; dense before
+  std::optional<int> max_size = std::nullopt;  // the most positions that a layer keeps: the first `keep` and the latest
+  int keep = 4;                                // as in mlx-lm and StreamingLLM (arXiv:2309.17453)
+};
+
 class KVCache final : public AttentionCache {
  public:
   /// Throws std::invalid_argument if an option is out of range, or window and chunk are both set.
@@ -104,6 +113,12 @@ class KVCache final : public AttentionCache {
 };
 
 std::unique_ptr<KVCache> make_kv_cache(const KVOptions& options);
+
+/// A cache for a layer whose queries see `window` positions, or their chunk, or everything, as the user wants it. A
+/// layer that sees everything becomes a ring of max_size positions, one with a window a ring of the smaller of both.
+/// Throws std::invalid_argument if max_size is less than 1 or than the chunk.
+std::unique_ptr<KVCache> make_kv_cache(std::optional<int> window, std::optional<int> chunk,
+                                       const CacheOptions& options);
 
 /// A cache of the kind, with the options that `meta` and the arrays tell, and this state: what a file holds. Options
 /// that are in neither (the chunk size of mlx-lm's older files may be "None") are refused.

@@ -31,6 +31,7 @@ double seconds_since(Clock::time_point start) {
 
 struct BenchArguments {
   RunOptions run;
+  KvArguments kv;
   int n_prompt = 512;
   int n_decode = 64;
   int n_batch = 1;
@@ -56,8 +57,10 @@ struct Measured {
   std::string kv;  // the type of the cached rows
 };
 
-// As --kv names types; floating types are all that a cache holds.
-std::string dtype_name(mx::Dtype dtype) {
+// What --kv chose, or the type that the model's own choice came to.
+std::string kv_name(const KvArguments& kv, const cache::ModelCache& cache) {
+  if (kv.kv != "auto") return kv.kv;
+  const mx::Dtype dtype = cache.state().at(0).dtype();
   if (dtype == mx::float16) return "f16";
   return dtype == mx::bfloat16 ? "bf16" : "f32";
 }
@@ -73,7 +76,7 @@ std::vector<TokenId> bench_tokens(int n_tokens, int n_vocab) {
 
 // One prompt and one answer in a fresh session. The first token belongs to the prompt's time, as its logits do.
 void measure(const model::Model& model, const BenchArguments& arguments, Measured& measured) {
-  engine::Session session(model);
+  engine::Session session(model, arguments.kv.cache_options(model.config()));
   engine::GenerateOptions options;
   options.max_tokens = arguments.n_decode + 1;
   options.prefill_chunk = arguments.prefill_chunk;
@@ -81,7 +84,7 @@ void measure(const model::Model& model, const BenchArguments& arguments, Measure
   const engine::Completion completion = engine::generate(session, prompt, options, nullptr);
   measured.prefill_tok_s.push_back(arguments.n_prompt / completion.prefill_s);
   measured.decode_tok_s.push_back(arguments.n_decode / completion.decode_s);
-  measured.kv = dtype_name(session.cache().state().at(0).dtype());
+  measured.kv = kv_name(arguments.kv, session.cache());
 }
 
 // The likeliest token of each sequence. logits: [B, 1, V].
@@ -95,7 +98,7 @@ std::vector<TokenId> likeliest(const mx::array& logits) {
 void measure_batch(const model::Model& model, const BenchArguments& arguments, Measured& measured) {
   const int n_batch = arguments.n_batch;
   const std::vector<TokenId> prompts = bench_tokens(n_batch * arguments.n_prompt, model.config().vocab_size);
-  cache::ModelCache cache = model.make_cache();
+  cache::ModelCache cache = model.make_cache(arguments.kv.cache_options(model.config()));
   std::vector<TokenId> tokens;
   const Clock::time_point start = Clock::now();
   for (int begin = 0; begin < arguments.n_prompt; begin += arguments.prefill_chunk) {
@@ -115,7 +118,7 @@ void measure_batch(const model::Model& model, const BenchArguments& arguments, M
     tokens = likeliest(model.forward(tokens, cache, model::LogitRows::kLast, n_batch));
   }
   measured.decode_tok_s.push_back(n_batch * arguments.n_decode / seconds_since(decode));
-  measured.kv = dtype_name(cache.state().at(0).dtype());
+  measured.kv = kv_name(arguments.kv, cache);
 }
 
 void measure_run(const model::Model& model, const BenchArguments& arguments, Measured& measured) {
@@ -184,6 +187,7 @@ void add_bench_command(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<BenchArguments>();
   CLI::App* command = app.add_subcommand("bench", "measure prefill and decode speed, load time and memory");
   arguments->run.add_to(*command);
+  arguments->kv.add_to(*command);
   const auto count = [&](const char* name, int& value, const char* help) {
     command->add_option(name, value, help)->type_name("N")->transform(whole_number(1, 1 << 20))->capture_default_str();
   };

@@ -26,6 +26,7 @@ constexpr const char* kCommands =
 
 struct ChatArguments {
   RunOptions run;
+  KvArguments kv;
   SamplingOptions sampling;
   std::string system;
   bool shows_stats = false;
@@ -38,7 +39,7 @@ class Chat {
         tokenizer_(*loaded.tokenizer),
         template_(*loaded.tokenizer->chat_template()),
         options_(arguments.sampling.generate_options(loaded)),
-        session_(*loaded.model) {
+        session_(*loaded.model, arguments.kv.cache_options(loaded.model->config())) {
     options_.should_cancel = [this] { return interrupt_.is_set(); };
     if (LineEditor::is_usable()) editor_.emplace(kPrompt);
     reset();
@@ -178,6 +179,7 @@ void add_chat_command(CLI::App& app, Action& action) {
   arguments->sampling.max_tokens = 1024;
   CLI::App* command = app.add_subcommand("chat", "talk in the terminal");
   arguments->run.add_to(*command);
+  arguments->kv.add_to(*command);
   command->add_option("--system", arguments->system, "the system message (default: the chat template's)")
       ->type_name("TEXT");
   arguments->sampling.add_to(*command);

@@ -61,6 +61,42 @@ model::LoadedModel RunOptions::load() const {
   return loaded;
 }
 
+void KvArguments::add_to(CLI::App& command) {
+  command.add_option("--kv", kv, "how keys and values are kept: a type, or so many bits in groups of 64 or 32")
+      ->check(CLI::IsMember({"auto", "f32", "f16", "bf16", "q8", "q6", "q5", "q4", "q3", "q2"}))
+      ->type_name("TYPE")
+      ->capture_default_str();
+  command
+      .add_option("--max-kv-size", max_size,
+                  "keep the first 4 and the latest positions, N in all (default: the context)")
+      ->type_name("N")
+      ->transform(whole_number(1, 1 << 30));
+  command
+      .add_option("--quantized-kv-start", quantize_from, "with --kv q8 and the like: quantize once there are N tokens")
+      ->type_name("N")
+      ->transform(whole_number(0, 1 << 30));
+}
+
+cache::CacheOptions KvArguments::cache_options(const model::ModelConfig& config) const {
+  cache::CacheOptions options;
+  if (max_size > 0) options.max_size = max_size;
+  options.quantize_from = quantize_from;
+  if (kv == "f32") options.dtype = mx::float32;
+  if (kv == "f16") options.dtype = mx::float16;
+  if (kv == "bf16") options.dtype = mx::bfloat16;
+  if (kv.front() == 'q') {
+    if (config.head_dim % 32 != 0) {
+      throw UsageError("--kv " + kv + ": the model's heads have " + std::to_string(config.head_dim) +
+                       " dimensions, quantized rows need a multiple of 32");
+    }
+    options.quantization = cache::KVQuantization{kv[1] - '0', config.head_dim % 64 == 0 ? 64 : 32};
+  }
+  if (quantize_from > 0 && !options.quantization) {
+    throw UsageError("--quantized-kv-start: there is nothing to quantize without --kv q8, q6, q5, q4, q3 or q2");
+  }
+  return options;
+}
+
 void SamplingOptions::add_to(CLI::App& command) {
   const auto whole = [&](const char* names, auto& value, std::int64_t low, std::uint64_t high, const char* help) {
     return command.add_option(names, value, help)->type_name("N")->transform(whole_number(low, high));

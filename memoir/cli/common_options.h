@@ -24,6 +24,19 @@ struct RunOptions {
   model::LoadedModel load() const;
 };
 
+/// How a model's keys and values are kept.
+struct KvArguments {
+  std::string kv = "auto";
+  int max_size = 0;       // 0: as much as the context
+  int quantize_from = 0;  // tokens
+
+  /// Adds --kv, --max-kv-size and --quantized-kv-start.
+  void add_to(CLI::App& command);
+
+  /// Throws UsageError if --quantized-kv-start comes without a quantized --kv.
+  cache::CacheOptions cache_options(const model::ModelConfig& config) const;
+};
+
 /// Sampling and stopping, with defaults as the struct has them when add_to() is called.
 struct SamplingOptions {
   engine::SamplerOptions sampler;

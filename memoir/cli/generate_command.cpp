@@ -19,6 +19,7 @@ namespace {
 
 struct GenerateArguments {
   RunOptions run;
+  KvArguments kv;
   SamplingOptions sampling;
   std::string prompt;
   std::string tokens;
@@ -95,7 +96,7 @@ int run_generate(const GenerateArguments& arguments) {
   const auto show = [&](std::string_view text) {
     if (!arguments.is_json) write_out(text);
   };
-  engine::Session session(*loaded.model);
+  engine::Session session(*loaded.model, arguments.kv.cache_options(loaded.model->config()));
   const engine::Completion completion = engine::generate(session, prompt, options, tokenizer, show);
   if (arguments.is_json) {
     write_out(json_text(json_of(completion)) + "\n");
@@ -111,6 +112,7 @@ void add_generate_command(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<GenerateArguments>();
   CLI::App* command = app.add_subcommand("generate", "continue a prompt, or answer one message");
   arguments->run.add_to(*command);
+  arguments->kv.add_to(*command);
   CLI::Option_group* prompt = command->add_option_group("prompt", "exactly one of");
   arguments->prompt_option = prompt->add_option("-p,--prompt", arguments->prompt, "the prompt")->type_name("TEXT");
   arguments->tokens_option =

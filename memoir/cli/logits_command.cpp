@@ -22,6 +22,7 @@ namespace {
 
 struct LogitsArguments {
   RunOptions run;
+  KvArguments kv;
   std::string tokens;
   std::string output;
   int chunk = 512;
@@ -45,7 +46,7 @@ void write_logits(const LogitsArguments& arguments, const std::vector<TokenId>& 
                   OutputFile& file) {
   const auto n_tokens = static_cast<std::int64_t>(tokens.size());
   file.write(safetensors_header("logits", "F32", {n_tokens, model.config().vocab_size}));
-  engine::Session session(model);
+  engine::Session session(model, arguments.kv.cache_options(model.config()));
   const auto n_chunk = static_cast<std::size_t>(arguments.chunk);
   ProgressLine progress("tokens");
   for (std::span<const TokenId> rest(tokens); !rest.empty(); rest = rest.subspan(std::min(n_chunk, rest.size()))) {
@@ -73,6 +74,7 @@ void add_logits_command(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<LogitsArguments>();
   CLI::App* command = app.add_subcommand("logits", "write the logits [T, V] after each of the given tokens");
   arguments->run.add_to(*command);
+  arguments->kv.add_to(*command);
   command->add_option("--tokens", arguments->tokens, "token ids, 1,2,3")->type_name("IDS")->required();
   command->add_option("-o,--output", arguments->output, "gets one float32 tensor, logits")
       ->type_name("FILE.safetensors")

@@ -6,7 +6,8 @@ namespace mx = mlx::core;
 
 namespace memoir::engine {
 
-Session::Session(const model::Model& model) : model_(model), cache_(model.make_cache()) {}
+Session::Session(const model::Model& model, const cache::CacheOptions& options)
+    : model_(model), options_(options), cache_(model.make_cache(options)) {}
 
 int Session::reuse(std::span<const TokenId> prompt) {
   const auto [mine, theirs] = std::mismatch(tokens_.begin(), tokens_.end(), prompt.begin(), prompt.end());
@@ -26,7 +27,9 @@ mx::array Session::forward(std::span<const TokenId> tokens, model::LogitRows row
   const std::size_t n_before = tokens_.size();
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   try {
-    return model_.forward(tokens, cache_, rows);
+    const mx::array logits = model_.forward(tokens, cache_, rows);
+    if (options_.quantization) cache_.to_quantized(*options_.quantization, options_.quantize_from);
+    return logits;
   } catch (...) {
     tokens_.resize(n_before);
     throw;

@@ -11,14 +11,15 @@
 #include <vector>
 
 #include "memoir/base/types.h"
-#include "memoir/cache/cache.h"
+#include "memoir/cache/kv.h"
 #include "memoir/model/model.h"
 
 namespace memoir::engine {
 
 class Session {
  public:
-  explicit Session(const model::Model& model);
+  /// Throws as Model::make_cache.
+  explicit Session(const model::Model& model, const cache::CacheOptions& options = {});
 
   const model::Model& model() const { return model_; }
   const std::vector<TokenId>& tokens() const { return tokens_; }
@@ -29,11 +30,13 @@ class Session {
   /// Returns the number of the prompt's tokens that are in the cache now.
   int reuse(std::span<const TokenId> prompt);
 
-  /// Model::forward on the session's cache, with its errors; on a throw the session is as before.
+  /// Model::forward on the session's cache, with its errors; on a throw the session is as before. Rows are quantized
+  /// once there are as many as the options say.
   mlx::core::array forward(std::span<const TokenId> tokens, model::LogitRows rows);
 
  private:
   const model::Model& model_;
+  cache::CacheOptions options_;
   cache::ModelCache cache_;
   std::vector<TokenId> tokens_;
 };

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "memoir/kernels/cpu/fused.h"
+#include "memoir/kernels/device.h"
 #include "memoir/kernels/linear_args.h"
 #include "memoir/kernels/norm_args.h"
 #include "memoir/kernels/primitive.h"
@@ -66,6 +67,44 @@ class GatedMlpPrimitive : public CpuPrimitive {
   bool has_residual_;
 };
 
+class GatePrimitive : public CpuPrimitive {
+ public:
+  GatePrimitive(mx::Stream stream, Gate gate) : CpuPrimitive(stream), gate_(gate) {}
+  DEFINE_NAME(Gate)
+
+  // inputs: gates and ups [..., n].
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    cpu::GateArgs args{gate_};
+    args.n = inputs[0].shape(-1);
+    args.n_rows = static_cast<int>(inputs[0].size() / static_cast<std::size_t>(args.n));
+    args.gates = floats_of(inputs[0]);
+    args.ups = floats_of(inputs[1]);
+    args.out = allocate(outputs[0]);
+    queue([args] { cpu::gate_rows(args); });
+  }
+
+ private:
+  Gate gate_;
+};
+
+class CapPrimitive : public CpuPrimitive {
+ public:
+  CapPrimitive(mx::Stream stream, float cap) : CpuPrimitive(stream), cap_(cap) {}
+  DEFINE_NAME(SoftCap)
+
+  // inputs: x [..., n].
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const int n = inputs[0].shape(-1);
+    const auto n_rows = static_cast<int>(inputs[0].size() / static_cast<std::size_t>(n));
+    const float* x = floats_of(inputs[0]);
+    float* out = allocate(outputs[0]);
+    queue([cap = cap_, n_rows, n, x, out] { cpu::cap_rows(cap, n_rows, n, x, out); });
+  }
+
+ private:
+  float cap_;
+};
+
 void check_mlp(const mx::array& x, const std::optional<Norm>& norm, const GatedMlp& mlp,
                const std::optional<mx::array>& residual) {
   check_columns("gated_mlp", x, mlp.gates);
@@ -96,6 +135,27 @@ bool is_packed(const GatedMlp& mlp) {
 }
 
 }  // namespace
+
+mx::array gate_product(const mx::array& gates, const mx::array& ups, Gate gate) {
+  if (gates.ndim() < 1 || gates.shape() != ups.shape() || gates.dtype() != ups.dtype()) {
+    throw std::invalid_argument("[kernels.gate_product] gates has shape " + shape_text(gates) + " " +
+                                dtype_text(gates.dtype()) + ", ups " + shape_text(ups) + " " + dtype_text(ups.dtype()) +
+                                ", expected the same");
+  }
+  if (!on_cpu() || gates.size() == 0) return mx::multiply(gated(gate, gates), ups);
+  const mx::array y(gates.shape(), mx::float32, std::make_shared<GatePrimitive>(cpu_stream(), gate),
+                    {as_float(gates), as_float(ups)});
+  return mx::astype(y, gates.dtype(), cpu_stream());
+}
+
+mx::array soft_cap(const mx::array& x, float cap) {
+  if (!on_cpu() || x.size() == 0 || x.ndim() == 0) {
+    const mx::array scalar = mx::astype(mx::array(cap), x.dtype());
+    return mx::multiply(scalar, mx::tanh(mx::divide(x, scalar)));
+  }
+  const mx::array y(x.shape(), mx::float32, std::make_shared<CapPrimitive>(cpu_stream(), cap), {as_float(x)});
+  return mx::astype(y, x.dtype(), cpu_stream());
+}
 
 mx::array gated_mlp(const mx::array& x, const std::optional<Norm>& norm, const GatedMlp& mlp,
                     const std::optional<mx::array>& residual) {

@@ -42,6 +42,14 @@ class RopePrimitive : public CpuPrimitive {
   cpu::RopeArgs args_;
 };
 
+// What turns, multiplied; the rest of each head as it is.
+mx::array magnified(const mx::array& x, const Rope& rope) {
+  const mx::array factor = mx::astype(mx::array(rope.magnitude), x.dtype());
+  if (rope.n_dims == x.shape(3)) return mx::multiply(x, factor);
+  const std::vector<mx::array> parts = mx::split(x, mx::Shape{rope.n_dims}, -1);
+  return mx::concatenate({mx::multiply(parts[0], factor), parts[1]}, -1);
+}
+
 mx::array turn_table(const Rope& rope, int offset, int n_tokens) {
   std::vector<float> table;
   table.reserve(static_cast<std::size_t>(n_tokens) * static_cast<std::size_t>(rope.n_dims));
@@ -49,8 +57,8 @@ mx::array turn_table(const Rope& rope, int offset, int n_tokens) {
     const auto position = static_cast<float>((static_cast<double>(offset) + t) * rope.scale);
     for (const float period : rope.periods) {
       const float angle = position * (1 / period);
-      table.push_back(std::cos(angle));
-      table.push_back(std::sin(angle));
+      table.push_back(std::cos(angle) * rope.magnitude);
+      table.push_back(std::sin(angle) * rope.magnitude);
     }
   }
   return mx::array(table.data(), {n_tokens, rope.n_dims}, mx::float32);
@@ -91,7 +99,8 @@ mx::array rope(const mx::array& x, const Turns& turns) {
     return mx::astype(y, x.dtype(), cpu_stream());
   }
   const mx::array periods(spec.periods.data(), {spec.n_dims / 2}, mx::float32);
-  return mx::fast::rope(x, spec.n_dims, spec.traditional, std::nullopt, static_cast<float>(spec.scale), turns.offset,
+  const mx::array in = spec.magnitude == 1 ? x : magnified(x, spec);
+  return mx::fast::rope(in, spec.n_dims, spec.traditional, std::nullopt, static_cast<float>(spec.scale), turns.offset,
                         periods);
 }
 

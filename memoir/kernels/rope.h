@@ -16,6 +16,7 @@ struct Rope {
   bool traditional;            // pairs (2i, 2i + 1) rather than (i, i + n_dims / 2)
   std::vector<float> periods;  // [n_dims / 2]
   double scale = 1;            // positions are multiplied by it (linear scaling: 1 / factor)
+  float magnitude = 1;         // what turns is multiplied by it too (yarn's attention factor)
 };
 
 /// base^(2i / n_dims) for each pair: the periods of a plain rope.

@@ -39,15 +39,6 @@ const std::byte* bytes_of(const mx::array& a) {
   return reinterpret_cast<const std::byte*>(a.data<std::uint8_t>());
 }
 
-cpu::PackedFormat format_of(const Weight& weight) {
-  cpu::PackedFormat format{weight.rows(), weight.columns(), element_of(weight.dtype())};
-  if (weight.quantization) {
-    format.bits = weight.quantization->bits;
-    format.group_size = weight.quantization->group_size;
-  }
-  return format;
-}
-
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument("[kernels.prepared] " + what);
 }
@@ -124,6 +115,37 @@ std::size_t Weight::size_bytes() const {
   return n_bytes;
 }
 
+cpu::PackedFormat packed_format(const Weight& weight) {
+  check_weight(weight);
+  cpu::PackedFormat format{weight.rows(), weight.columns(), element_of(weight.dtype())};
+  if (weight.quantization) {
+    format.bits = weight.quantization->bits;
+    format.group_size = weight.quantization->group_size;
+  }
+  return format;
+}
+
+void pack(const Weight& weight, const cpu::PackedFormat& format, std::byte* out) {
+  const mx::array data = mx::contiguous(weight.data);
+  mx::eval(data);
+  if (!weight.quantization) return cpu::pack_dense(format, bytes_of(data), out);
+  const mx::array scales = mx::contiguous(weight.quantization->scales);
+  const mx::array biases = mx::contiguous(mx::astype(weight.quantization->biases, scales.dtype()));
+  mx::eval(scales, biases);
+  cpu::pack_quantized(format, data.data<std::uint32_t>(), bytes_of(scales), bytes_of(biases), out);
+}
+
+Weight some_rows(const Weight& weight, int begin, int end, int step) {
+  const auto some = [&](const mx::array& a) {
+    return mx::slice(a, mx::Shape{begin, 0}, mx::Shape{end, a.shape(1)}, mx::Shape{step, 1});
+  };
+  Weight part{some(weight.data)};
+  if (!weight.quantization) return part;
+  const Quantization& q = *weight.quantization;
+  part.quantization = Quantization{some(q.scales), some(q.biases), q.group_size, q.bits};
+  return part;
+}
+
 const std::byte* packed_bytes(const mx::array& data) {
   const auto address = reinterpret_cast<std::uintptr_t>(data.data<std::uint8_t>());
   const std::uintptr_t aligned = (address + kAlignment - 1) / kAlignment * kAlignment;
@@ -132,22 +154,11 @@ const std::byte* packed_bytes(const mx::array& data) {
 
 Weight prepared(Weight weight) {
   if (weight.packed) return weight;
-  check_weight(weight);
+  const cpu::PackedFormat format = packed_format(weight);
   if (!on_cpu()) return weight;
-  const cpu::PackedFormat format = format_of(weight);
   if (format.size_bytes() > kMaxPackedBytes) return weight;
   mx::array packed = aligned_bytes(format.size_bytes());
-  auto* out = const_cast<std::byte*>(packed_bytes(packed));
-  weight.data = mx::contiguous(weight.data);
-  mx::eval(weight.data);
-  if (weight.quantization) {
-    const mx::array scales = mx::contiguous(weight.quantization->scales);
-    const mx::array biases = mx::contiguous(mx::astype(weight.quantization->biases, scales.dtype()));
-    mx::eval(scales, biases);
-    cpu::pack_quantized(format, weight.data.data<std::uint32_t>(), bytes_of(scales), bytes_of(biases), out);
-  } else {
-    cpu::pack_dense(format, bytes_of(weight.data), out);
-  }
+  pack(weight, format, const_cast<std::byte*>(packed_bytes(packed)));
   return {std::move(packed), std::nullopt, format};
 }
 

@@ -45,6 +45,15 @@ struct Weight {
 /// or group_size none of those.
 Weight prepared(Weight weight);
 
+/// The packed form that the CPU kernels read this weight in, and its making: `out` takes format.size_bytes(), at a
+/// multiple of 64 for speed. The weight's data are evaluated. For weights that aren't packed; packed_format() throws as
+/// prepared() does.
+cpu::PackedFormat packed_format(const Weight& weight);
+void pack(const Weight& weight, const cpu::PackedFormat& format, std::byte* out);
+
+/// The rows begin, begin + step, ... below end of a weight that isn't packed. Lazy.
+Weight some_rows(const Weight& weight, int begin, int end, int step = 1);
+
 /// How the CPU kernels name a floating type: float32 but for the two halves.
 cpu::Element element_of(mlx::core::Dtype dtype);
 

@@ -8,6 +8,7 @@
 #include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
 #include "memoir/base/json_text.h"
+#include "memoir/model/config_defaults.h"
 #include "memoir/model/config_fields.h"
 #include "memoir/model/config_limits.h"
 
@@ -75,19 +76,18 @@ void read_longrope(const ConfigFields& fields, const ModelConfig& config, RopeCo
                                                    static_cast<double>(rope.original_max_position));
 }
 
-// A number that newer files have among the RoPE parameters and older ones beside them.
-std::optional<double> inner_or_outer(const ConfigFields& inner, const ConfigFields& outer, std::string_view key) {
-  const auto value = inner.positive(key);
-  return value ? value : outer.positive(key);
-}
-
-// One set of parameters, `fields`; `outer` is the whole configuration.
-RopeConfig read_rope(const ConfigFields& fields, const ConfigFields& outer, const ModelConfig& config) {
+// One set of parameters, `fields`; `outer` is the whole configuration, which has the period under `outer_theta`.
+RopeConfig read_rope(const ConfigFields& fields, const ConfigFields& outer, const ModelConfig& config,
+                     std::string_view outer_theta = "rope_theta") {
   RopeConfig rope;
   rope.type = rope_type(fields);
-  rope.theta = inner_or_outer(fields, outer, "rope_theta").value_or(rope.theta);
-  rope.partial_rotary_factor = inner_or_outer(fields, outer, "partial_rotary_factor").value_or(1);
+  const auto theta = fields.positive("rope_theta");
+  rope.theta = theta ? *theta : outer.positive(outer_theta).value_or(rope.theta);
+  // Newer files have these numbers among the RoPE parameters, older ones beside them.
+  const auto part = fields.positive("partial_rotary_factor");
+  rope.partial_rotary_factor = part ? *part : outer.positive("partial_rotary_factor").value_or(1);
   if (rope.partial_rotary_factor > 1) fields.fail("partial_rotary_factor", "is above 1");
+  if (rope.type == "proportional") rope.factor = fields.positive("factor").value_or(1);
   if (rope.type == "default" || rope.type == "proportional") return rope;
 
   constexpr std::string_view kOriginal = "original_max_position_embeddings";
@@ -128,7 +128,8 @@ void read_ropes(const ConfigFields& fields, ModelConfig& config) {
   }
   for (const auto& [layer_type, values] : parameters->items()) {
     const ConfigFields layer(values, config.path, prefix + layer_type + ".");
-    config.layer_ropes[layer_type] = read_rope(layer, fields, config);
+    const bool is_local = layer_type == "sliding_attention" && fields.find("rope_local_base_freq") != nullptr;
+    config.layer_ropes[layer_type] = read_rope(layer, fields, config, is_local ? "rope_local_base_freq" : "rope_theta");
   }
   const auto full = config.layer_ropes.find("full_attention");
   config.rope = full == config.layer_ropes.end() ? config.layer_ropes.begin()->second : full->second;
@@ -136,14 +137,22 @@ void read_ropes(const ConfigFields& fields, ModelConfig& config) {
 
 // ---- quantization ----
 
-void check_mode(const ConfigFields& fields) {
-  const auto mode = fields.string("mode");
-  if (mode && *mode != "affine") fields.refuse("mode", "quantization mode \"" + *mode + "\"; only affine can be read");
+QuantizationMode read_mode(const ConfigFields& fields) {
+  const std::string mode = fields.string("mode").value_or("affine");
+  if (mode == "mxfp4") return QuantizationMode::kMxfp4;
+  if (mode != "affine") fields.refuse("mode", "quantization mode \"" + mode + "\"; affine and mxfp4 can be read");
+  return QuantizationMode::kAffine;
 }
 
 ModuleQuantization read_module(const ConfigFields& fields) {
-  check_mode(fields);
-  const ModuleQuantization module{fields.size("group_size", 128), fields.size("bits", 8)};
+  const QuantizationMode mode = read_mode(fields);
+  const ModuleQuantization module{fields.size("group_size", 128), fields.size("bits", 8), mode};
+  if (mode == QuantizationMode::kMxfp4) {
+    if (module.group_size != 32)
+      fields.fail("group_size", "is " + std::to_string(module.group_size) + ", not mxfp4's 32");
+    if (module.bits != 4) fields.fail("bits", "is " + std::to_string(module.bits) + ", not mxfp4's 4");
+    return module;
+  }
   if (module.group_size != 32 && module.group_size != 64 && module.group_size != 128) {
     fields.refuse("group_size", "is " + std::to_string(module.group_size) + "; 32, 64 and 128 can be read");
   }
@@ -161,7 +170,7 @@ QuantizationConfig read_quantization(const json& object, const std::string& key,
     fields.refuse("quant_method", "weights quantized with \"" + *method + "\" can't be read");
   }
   const ModuleQuantization all = read_module(fields);
-  QuantizationConfig quantization{all.group_size, all.bits, {}};
+  QuantizationConfig quantization{all.group_size, all.bits, {}, all.mode};
   constexpr std::array<std::string_view, 4> kOfAll = {"group_size", "bits", "mode", "quant_method"};
   for (const auto& [module, value] : object.items()) {
     if (std::ranges::find(kOfAll, module) != kOfAll.end()) continue;
@@ -177,9 +186,16 @@ QuantizationConfig read_quantization(const json& object, const std::string& key,
   return quantization;
 }
 
-std::optional<QuantizationConfig> find_quantization(const ConfigFields& fields) {
+// gpt-oss as published: its experts lie in tensors of their own form, which need no description.
+bool is_mxfp4_of_gpt_oss(const json& object, const ModelConfig& config) {
+  return config.model_type == "gpt_oss" && object.is_object() && object.value("quant_method", json()) == "mxfp4";
+}
+
+std::optional<QuantizationConfig> find_quantization(const ConfigFields& fields, const ModelConfig& config) {
   for (const char* key : {"quantization", "quantization_config"}) {
-    if (const json* object = fields.find(key)) return read_quantization(*object, key, fields.path());
+    const json* object = fields.find(key);
+    if (object == nullptr || is_mxfp4_of_gpt_oss(*object, config)) continue;
+    return read_quantization(*object, key, fields.path());
   }
   return std::nullopt;
 }
@@ -233,7 +249,9 @@ void read_sizes(const ConfigFields& fields, ModelConfig& config) {
   config.intermediate_size = fields.size("intermediate_size", kMaxIntermediateSize);
   config.n_heads = fields.size("num_attention_heads", kMaxHeads);
   config.n_kv_heads = static_cast<int>(fields.integer("num_key_value_heads", 1, kMaxHeads).value_or(config.n_heads));
-  if (const auto head_dim = fields.integer("head_dim", 1, kMaxHeadDim)) {
+  if (config.model_type == "deepseek_v3") {  // of the queries: its head_dim is the part that turns
+    config.head_dim = fields.size("qk_nope_head_dim", kMaxHeadDim) + fields.size("qk_rope_head_dim", kMaxHeadDim);
+  } else if (const auto head_dim = fields.integer("head_dim", 1, kMaxHeadDim)) {
     config.head_dim = static_cast<int>(*head_dim);
   } else if (config.hidden_size % config.n_heads == 0) {
     config.head_dim = config.hidden_size / config.n_heads;
@@ -245,7 +263,7 @@ void read_sizes(const ConfigFields& fields, ModelConfig& config) {
 
 void read_flags(const ConfigFields& fields, ModelConfig& config) {
   // Families whose configuration class ties embeddings where the file does not say.
-  const bool ties = starts_with_any(config.model_type, {"gemma", "cohere", "lfm2"});
+  const bool ties = starts_with_any(config.model_type, {"gemma", "cohere", "lfm2"});  // also those with no defaults
   config.tie_embeddings = fields.boolean("tie_word_embeddings").value_or(ties);
   config.attention_bias = fields.boolean("attention_bias").value_or(false);
   config.mlp_bias = fields.boolean("mlp_bias").value_or(false);
@@ -255,24 +273,34 @@ void read_flags(const ConfigFields& fields, ModelConfig& config) {
   }
 }
 
+// A text part without a type of its own has that of the whole.
+std::string read_model_type(const ConfigFields& fields, const ModelConfig& config) {
+  const auto model_type = fields.string("model_type");
+  if (!model_type) fields.fail("model_type", "is missing");
+  const bool is_whole = config.is_text_part && !config.raw.contains("model_type");
+  return is_whole ? *model_type + "_text" : *model_type;
+}
+
 ModelConfig read_fields(const json& whole, const std::string& path, const ModelTypeCheck& check) {
   const ConfigFields outer(whole, path);
   const json* text = outer.find("text_config");
   if (text != nullptr && !text->is_object()) outer.fail("text_config", "is not an object");
   ModelConfig config;
   config.path = path;
-  config.raw = text == nullptr ? whole : *text;
-  const ConfigFields fields(config.raw, path, text == nullptr ? "" : "text_config.",
-                            text == nullptr ? nullptr : &outer);
-  const auto model_type = fields.string("model_type");
-  if (!model_type) fields.fail("model_type", "is missing");
-  config.model_type = *model_type;
+  config.is_text_part = text != nullptr;
+  config.raw = config.is_text_part ? *text : whole;
+  config.model_type = read_model_type(
+      ConfigFields(config.raw, path, config.is_text_part ? "text_config." : "", config.is_text_part ? &outer : nullptr),
+      config);
   if (check) check(config.model_type, path);
+  config.family_keys = with_defaults(config.model_type, config.raw, config.is_text_part ? &whole : nullptr);
+  const ConfigFields fields(config.family_keys, path, config.is_text_part ? "text_config." : "",
+                            config.is_text_part ? &outer : nullptr);
   read_sizes(fields, config);
   read_flags(fields, config);
-  config.sliding_window = read_window(fields, config.raw, config.model_type);
+  config.sliding_window = read_window(fields, config.family_keys, config.model_type);
   read_ropes(fields, config);
-  config.quantization = find_quantization(fields);
+  config.quantization = find_quantization(fields, config);
   add_eos_ids(fields, config.eos_ids);
   config.bos_id = read_bos_id(fields);
   if (config.n_heads > 0) {
@@ -283,6 +311,7 @@ ModelConfig read_fields(const json& whole, const std::string& path, const ModelT
 
 void check_rotated(const ModelConfig& config, const RopeConfig& rope, const ConfigKeys& keys) {
   const int rotated = rotated_dims(config.head_dim, rope);
+  if (rope.type == "proportional") return;  // of whole pairs, none of them too
   if (rotated < 2 || rotated % 2 != 0) {
     throw FormatError(config.path, keys.rope,
                       "rotates " + std::to_string(rotated) + " of " + std::to_string(config.head_dim) +
@@ -303,6 +332,7 @@ bool is_attention_free(std::string_view model_type) {
 }
 
 int rotated_dims(int head_dim, const RopeConfig& rope) {
+  if (rope.type == "proportional") return 2 * static_cast<int>(head_dim * rope.partial_rotary_factor / 2);
   return static_cast<int>(head_dim * rope.partial_rotary_factor);
 }
 

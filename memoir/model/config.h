@@ -8,8 +8,8 @@
 // multiple of n_kv_heads, head_dim and the rotated part of it are even, and every number of `rope` is finite.
 // Values, no ownership, any thread.
 //
-// Scope: keys that only one family has are read by that family from `raw`. A multimodal configuration (text_config) is
-// read through its text part.
+// Scope: keys that only one family has are read by that family from `family_keys`. A multimodal configuration
+// (text_config) is read through its text part.
 
 #include <cstdint>
 #include <filesystem>
@@ -46,27 +46,35 @@ struct RopeConfig {
   std::vector<double> long_factors;
 };
 
-/// How many of a head's dimensions `rope` turns: int(head_dim * factor), as transformers takes it.
+/// How many of a head's dimensions `rope` turns: int(head_dim * factor), as transformers takes it; of the type
+/// proportional all that belong to whole pairs of these.
 int rotated_dims(int head_dim, const RopeConfig& rope);
+
+/// How a group of codes stands for values: scale * code + bias, or for MXFP4 (OCP Microscaling 1.0) a power of two
+/// times a 4-bit float, in groups of 32.
+enum class QuantizationMode : std::uint8_t { kAffine, kMxfp4 };
 
 struct ModuleQuantization {
   int group_size = 64;
   int bits = 4;
+  QuantizationMode mode = QuantizationMode::kAffine;
 
   bool operator==(const ModuleQuantization&) const = default;
 };
 
-/// MLX's affine quantization: every linear and embedding module, with exceptions by module path
+/// MLX's quantization: every linear and embedding module, with exceptions by module path
 /// ("model.layers.0.mlp.down_proj"); nullopt = that module is not quantized.
 struct QuantizationConfig {
   int group_size = 64;
   int bits = 4;
-  std::map<std::string, std::optional<ModuleQuantization>> overrides;
+  std::map<std::string, std::optional<ModuleQuantization>> overrides = {};
+  QuantizationMode mode = QuantizationMode::kAffine;
 };
 
 struct ModelConfig {
-  std::string path;        // of the file it was read from, for messages
-  std::string model_type;  // Hugging Face's name: "llama", "mistral", "qwen3_moe", ...; of the text part
+  std::string path;           // of the file it was read from, for messages
+  std::string model_type;     // Hugging Face's name: "llama", "mistral", "qwen3_moe", ...; of the text part
+  bool is_text_part = false;  // of a multimodal model, whose weights have names for several parts
   int n_layers = 0;
   int hidden_size = 0;
   int intermediate_size = 0;  // 0 in models without attention (mamba2)
@@ -88,6 +96,9 @@ struct ModelConfig {
   std::optional<QuantizationConfig> quantization;
   std::vector<TokenId> eos_ids;  // any of them ends a text; without duplicates
   std::optional<TokenId> bos_id;
+  /// What a family reads keys of its own from: raw with the defaults of transformers' configuration class for what it
+  /// lacks (config_defaults.h); of a GGUF file what it says in other names, in those of Hugging Face.
+  nlohmann::json family_keys;
   /// The text part of config.json, or "<architecture>.*" of a GGUF file's metadata without that prefix and without
   /// lists longer than n_layers.
   nlohmann::json raw;

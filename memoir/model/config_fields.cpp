@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "memoir/base/error.h"
+#include "memoir/model/config.h"
 #include "memoir/model/config_limits.h"
 
 namespace memoir::model {
@@ -96,6 +97,46 @@ std::optional<std::vector<double>> ConfigFields::positives(std::string_view key)
   return numbers;
 }
 
+std::optional<std::vector<std::string>> ConfigFields::strings(std::string_view key) const {
+  const json* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_array()) fail(key, described(*value) + ", expected a list of strings");
+  std::vector<std::string> texts;
+  for (const json& element : *value) {
+    if (!element.is_string()) fail(key, "holds " + std::string(element.type_name()) + ", expected strings");
+    texts.push_back(element.get<std::string>());
+  }
+  return texts;
+}
+
+std::optional<std::vector<std::int64_t>> ConfigFields::integers(std::string_view key, std::int64_t min,
+                                                                std::int64_t max) const {
+  const json* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_array()) fail(key, described(*value) + ", expected a list of whole numbers");
+  std::vector<std::int64_t> numbers;
+  for (const json& element : *value) {
+    const auto number = as_integer(element);
+    if (!number || *number < min || *number > max) {
+      fail(key, "holds something else than a whole number from " + std::to_string(min) + " to " + std::to_string(max));
+    }
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+bool ConfigFields::required_boolean(std::string_view key) const {
+  const auto value = boolean(key);
+  if (!value) fail(key, "is missing");
+  return *value;
+}
+
+double ConfigFields::required_number(std::string_view key) const {
+  const auto value = number(key);
+  if (!value) fail(key, "is missing");
+  return *value;
+}
+
 int ConfigFields::size(std::string_view key, std::int64_t max) const {
   const auto value = integer(key, 1, max);
   if (!value) fail(key, "is missing");
@@ -113,6 +154,10 @@ void ConfigFields::fail(std::string_view key, const std::string& reason) const {
 
 void ConfigFields::refuse(std::string_view key, const std::string& reason) const {
   throw UnsupportedError(path_, full_name(key), reason);
+}
+
+ConfigFields family_fields(const ModelConfig& config) {
+  return ConfigFields(config.family_keys, config.path, config.is_text_part ? "text_config." : "");
 }
 
 }  // namespace memoir::model

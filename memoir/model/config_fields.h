@@ -13,6 +13,8 @@
 
 namespace memoir::model {
 
+struct ModelConfig;
+
 class ConfigFields {
  public:
   /// prefix: put before keys in messages ("rope_scaling."). outer: where to look for a key that `object` has not, may
@@ -30,6 +32,12 @@ class ConfigFields {
   std::optional<bool> boolean(std::string_view key) const;
   std::optional<std::string> string(std::string_view key) const;
   std::optional<std::vector<double>> positives(std::string_view key) const;
+  std::optional<std::vector<std::string>> strings(std::string_view key) const;
+  std::optional<std::vector<std::int64_t>> integers(std::string_view key, std::int64_t min, std::int64_t max) const;
+
+  /// The same for keys that must be there; a FormatError names one that is not.
+  bool required_boolean(std::string_view key) const;
+  double required_number(std::string_view key) const;
 
   /// A size that must be there: 1 to max.
   int size(std::string_view key, std::int64_t max) const;
@@ -48,5 +56,8 @@ class ConfigFields {
   std::string prefix_;
   const ConfigFields* outer_;
 };
+
+/// The keys of a family (ModelConfig::family_keys). `config` must outlive them.
+ConfigFields family_fields(const ModelConfig& config);
 
 }  // namespace memoir::model

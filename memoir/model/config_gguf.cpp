@@ -9,6 +9,7 @@
 #include "memoir/base/error.h"
 #include "memoir/model/config.h"
 #include "memoir/model/config_limits.h"
+#include "memoir/model/gguf_names.h"
 
 namespace memoir::model {
 namespace {
@@ -236,14 +237,17 @@ ModelConfig config_from_gguf(const GgufFile& file, const ModelTypeCheck& check) 
   if (!file.boolean(keys.name("attention.causal")).value_or(true)) {
     throw UnsupportedError(file.path(), keys.name("attention.causal"), "is false: the model is none that writes text");
   }
-  // llama.cpp reads no window for its architecture "llama", which Mistral's files name too.
-  if (*architecture != "llama") config.sliding_window = keys.size("attention.sliding_window", kMaxPosition);
+  // llama.cpp reads no window for these architectures; Mistral's files name the first too.
+  if (*architecture != "llama" && !architecture->starts_with("qwen"))
+    config.sliding_window = keys.size("attention.sliding_window", kMaxPosition);
   config.tie_embeddings = !has_tensor(file, "output.weight");
   config.attention_bias = has_tensor(file, "blk.0.attn_q.bias");
   config.mlp_bias = has_tensor(file, "blk.0.ffn_down.bias");
   if (architecture->starts_with("gemma")) config.hidden_act = "gelu_pytorch_tanh";
+  if (*architecture == "gpt-oss") config.rope.truncate = false;  // as the model is; there is no key for it
   read_token_ids(file, config);
   config.raw = read_raw(file, *architecture + ".", config.n_layers);
+  config.family_keys = family_keys_of_gguf(config);
   return config;
 }
 

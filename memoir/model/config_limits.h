@@ -16,6 +16,7 @@ inline constexpr std::int64_t kMaxLayers = 10000;
 inline constexpr std::int64_t kMaxHiddenSize = 1 << 20;
 inline constexpr std::int64_t kMaxIntermediateSize = 1 << 24;
 inline constexpr std::int64_t kMaxHeads = 1 << 16;
+inline constexpr std::int64_t kMaxExperts = 1 << 16;
 inline constexpr std::int64_t kMaxHeadDim = 1 << 16;
 inline constexpr std::int64_t kMaxPosition = 1 << 30;
 

@@ -8,7 +8,17 @@
 
 namespace memoir::model {
 
-/// Llama 2 and 3, SmolLM2, Mistral (llama.cpp). Reads every tensor from `weights`.
-std::unique_ptr<Model> make_llama(const ModelConfig& config, Weights& weights);
+/// Each reads every tensor from `weights` and throws as make_model().
+std::unique_ptr<Model> make_cohere2(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_deepseek_v3(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_gemma3(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_gemma4(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_gpt_oss(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_llama(const ModelConfig& config, Weights& weights);  // and Mistral, SmolLM2
+std::unique_ptr<Model> make_llama4(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_olmo3(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_qwen2(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_qwen3(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_qwen3_moe(const ModelConfig& config, Weights& weights);
 
 }  // namespace memoir::model

@@ -4,70 +4,74 @@
 #include <mlx/transforms.h>
 
 #include <cmath>
-#include <numbers>
 #include <utility>
 
 #include "memoir/base/error.h"
+#include "memoir/cache/kv.h"
 #include "memoir/kernels/device.h"
+#include "memoir/kernels/linear.h"
 
 namespace mx = mlx::core;
 
 namespace memoir::model {
-namespace {
-
-// Wavelengths longer than original / low_freq_factor are stretched by the factor, shorter than
-// original / high_freq_factor are left, those between are blended.
-double llama3_period(double period, const RopeConfig& rope) {
-  const double original = static_cast<double>(rope.original_max_position);
-  const double wavelength = 2 * std::numbers::pi * period;
-  if (wavelength < original / rope.high_freq_factor) return period;
-  if (wavelength > original / rope.low_freq_factor) return period * rope.factor;
-  const double smooth = (original / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor);
-  return period / ((1 - smooth) / rope.factor + smooth);
-}
-
-}  // namespace
 
 kernels::Linear read_linear(Weights& weights, const std::string& module, int rows, int columns, bool has_bias) {
   kernels::Linear linear{weights.matrix(module, rows, columns)};
-  if (has_bias) linear.bias = weights.vector(module + ".bias", rows);
+  if (has_bias) linear.bias = typed_vector(weights.vector(module + ".bias", rows));
   return linear;
 }
 
-kernels::Norm read_rms_norm(Weights& weights, const std::string& module, int size, double eps) {
-  const mx::array weight = weights.vector(module + ".weight", size);
+mx::array typed_vector(const mx::array& values) {
   // Converted once, here, and not at each use.
-  mx::array typed = mx::contiguous(mx::astype(weight, kernels::activation_dtype(weight.dtype())));
+  mx::array typed = mx::contiguous(mx::astype(values, kernels::activation_dtype(values.dtype())));
   mx::eval(typed);
-  return {std::move(typed), static_cast<float>(eps)};
+  return typed;
 }
 
-kernels::GatedMlp read_gated_mlp(Weights& weights, const std::string& module, const ModelConfig& config) {
-  const int hidden = config.hidden_size;
-  const int intermediate = config.intermediate_size;
-  return {read_linear(weights, module + ".gate_proj", intermediate, hidden, config.mlp_bias),
-          read_linear(weights, module + ".up_proj", intermediate, hidden, config.mlp_bias),
-          read_linear(weights, module + ".down_proj", hidden, intermediate, config.mlp_bias), kernels::Gate::kSilu};
+kernels::Norm read_rms_norm(Weights& weights, const std::string& module, int size, double eps) {
+  return {typed_vector(weights.vector(module + ".weight", size)), static_cast<float>(eps)};
 }
 
-kernels::Rope make_rope(const ModelConfig& config, const std::optional<mx::array>& factors) {
-  const RopeConfig& rope = config.rope;
-  const int n_dims = rotated_dims(config.head_dim, rope);
-  kernels::Rope result{n_dims, /* traditional = */ false, kernels::rope_periods(n_dims, rope.theta)};
-  if (factors) {
-    const mx::array values = mx::contiguous(mx::astype(*factors, mx::float32));
-    mx::eval(values);
-    for (std::size_t i = 0; i < result.periods.size(); ++i) result.periods[i] *= values.data<float>()[i];
-    return result;
-  }
-  if (rope.type == "linear") {
-    result.scale = 1 / rope.factor;
-  } else if (rope.type == "llama3") {
-    for (float& period : result.periods) period = static_cast<float>(llama3_period(period, rope));
-  } else if (rope.type != "default") {
-    throw UnsupportedError(config.path, "rope type", "'" + rope.type + "' is not supported for " + config.model_type);
-  }
-  return result;
+kernels::Norm read_centered_norm(Weights& weights, const std::string& module, int size, double eps) {
+  return {typed_vector(weights.centered_norm(module + ".weight", size)), static_cast<float>(eps)};
+}
+
+kernels::Norm plain_norm(int size, double eps) {
+  return {typed_vector(mx::ones({size})), static_cast<float>(eps)};
+}
+
+AttentionLayout attention_layout(const ModelConfig& config) {
+  return {config.n_heads, config.n_kv_heads, config.head_dim, config.attention_bias, config.attention_bias};
+}
+
+SelfAttention read_self_attention(Weights& weights, const std::string& module, int hidden_size,
+                                  const AttentionLayout& layout) {
+  const int q_size = layout.n_heads * layout.head_dim;
+  const int kv_size = layout.n_kv_heads * layout.head_dim;
+  return {{read_linear(weights, module + ".q_proj", q_size, hidden_size, layout.has_qkv_bias),
+           read_linear(weights, module + ".k_proj", kv_size, hidden_size, layout.has_qkv_bias),
+           read_linear(weights, module + ".v_proj", kv_size, hidden_size, layout.has_qkv_bias), layout.n_heads,
+           layout.n_kv_heads, layout.head_dim},
+          read_linear(weights, module + ".o_proj", hidden_size, q_size, layout.has_output_bias),
+          {1 / std::sqrt(static_cast<float>(layout.head_dim))}};
+}
+
+mx::array attend(const mx::array& x, const std::optional<kernels::Norm>& norm, const SelfAttention& attention,
+                 const Step& step, cache::AttentionCache& cache, const std::optional<mx::array>& residual) {
+  const std::optional<kernels::Turns> turns =
+      attention.rope ? std::optional(step.turns.at(*attention.rope)) : std::nullopt;
+  const kernels::Heads heads = kernels::project_heads(x, norm, attention.projection, turns);
+  const cache::History history = cache.update(heads.keys, heads.values);
+  return kernels::linear(kernels::attention(heads.queries, history, attention.options), attention.output, residual);
+}
+
+mx::array cut_heads(const mx::array& x, int n_heads) {
+  return mx::transpose(mx::reshape(x, {x.shape(0), x.shape(1), n_heads, x.shape(2) / n_heads}), {0, 2, 1, 3});
+}
+
+mx::array join_heads(const mx::array& heads) {
+  return mx::reshape(mx::transpose(heads, {0, 2, 1, 3}),
+                     {heads.shape(0), heads.shape(2), heads.shape(1) * heads.shape(3)});
 }
 
 }  // namespace memoir::model

@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "memoir/base/byte_source.h"
+#include "memoir/base/error.h"
 #include "memoir/base/gguf.h"
 #include "memoir/model/config.h"
+#include "memoir/model/gguf_names.h"
 #include "memoir/model/weights.h"
 
 namespace fs = std::filesystem;
@@ -53,6 +55,10 @@ LoadedModel load_directory(const fs::path& path) {
 LoadedModel load_gguf(const fs::path& path) {
   GgufFile file = GgufFile::open(path);
   const ModelConfig config = config_from_gguf(file, check_supported);
+  if (!has_gguf_names(config.model_type)) {
+    throw UnsupportedError(path.string(), "general.architecture",
+                           "\"" + *file.string("general.architecture") + "\" can only be read from safetensors files");
+  }
   text::Tokenizer tokenizer = text::Tokenizer::from_gguf(file);
   return assemble(config, *open_gguf_weights(std::move(file), config), std::move(tokenizer));
 }

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "memoir/base/types.h"
-#include "memoir/cache/cache.h"
+#include "memoir/cache/kv.h"
 #include "memoir/model/config.h"
 #include "memoir/model/weights.h"
 
@@ -35,7 +35,8 @@ class Model {
   int context() const { return config_.max_position; }
 
   /// An empty cache with a layer for each of the model's.
-  virtual cache::ModelCache make_cache() const = 0;
+  /// Throws std::invalid_argument for options that a layer of the model can't have.
+  virtual cache::ModelCache make_cache(const cache::CacheOptions& options = {}) const = 0;
 
   /// Runs T tokens of each of B sequences, all at the positions that follow the cache's offset, and moves the offset
   /// by T. tokens: B * T, one sequence after the other; the first call fixes the cache's B.

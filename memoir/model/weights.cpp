@@ -1,22 +1,80 @@
 #include "memoir/model/weights.h"
 
+#include <mlx/ops.h>
+
 #include "memoir/base/error.h"
 
 namespace mx = mlx::core;
 
 namespace memoir::model {
 
-kernels::Weight Weights::matrix(const std::string& module, int rows, int columns) {
-  const std::string name = module + ".weight";
+std::vector<std::int64_t> MatrixShape::sizes(std::int64_t last) const {
+  if (n == 0) return {rows, last};
+  return {n, rows, last};
+}
+
+void Weights::check_is_there(const std::string& name) const {
   if (!has(name)) throw FormatError(path_, name, "missing");
+}
+
+kernels::Weight Weights::matrix(const std::string& module, int rows, int columns) {
+  return kernels::prepared(stored_matrix(module, {rows, columns}));
+}
+
+kernels::Weight Weights::stored_matrix(const std::string& module, const MatrixShape& shape) {
+  const std::string name = module + ".weight";
+  check_is_there(name);
   take(name);
-  return kernels::prepared(read_matrix(module, rows, columns));
+  return read_matrix(module, shape);
+}
+
+kernels::WeightStack Weights::stack(const std::string& module, const MatrixShape& shape) {
+  const kernels::Weight all = stored_matrix(module, shape);
+  return kernels::stacked(shape.n,
+                          [&](int i) { return kernels::some_rows(all, i * shape.rows, (i + 1) * shape.rows); });
+}
+
+kernels::WeightStack Weights::stack(const std::vector<std::string>& modules, const MatrixShape& shape) {
+  std::optional<kernels::Weight> first;
+  return kernels::stacked(static_cast<int>(modules.size()), [&](int i) {
+    const std::string& module = modules[static_cast<std::size_t>(i)];
+    kernels::Weight weight = stored_matrix(module, {shape.rows, shape.columns});
+    if (!first) first = weight;
+    const auto bits = [](const kernels::Weight& w) { return w.quantization ? w.quantization->bits : 0; };
+    const auto group = [](const kernels::Weight& w) { return w.quantization ? w.quantization->group_size : 0; };
+    if (weight.dtype() != first->dtype() || bits(weight) != bits(*first) || group(weight) != group(*first)) {
+      throw FormatError(path_, module + ".weight", "is of another type than " + modules.front() + ".weight");
+    }
+    return weight;
+  });
+}
+
+kernels::Weight Weights::mxfp4_blocks(const std::string& name, const MatrixShape& shape) {
+  for (const char* suffix : {"_blocks", "_scales"}) {
+    check_is_there(name + suffix);
+    take(name + suffix);
+  }
+  return read_mxfp4_blocks(name, shape);
+}
+
+mx::array Weights::tensor(const std::string& name, const std::vector<std::int64_t>& shape) {
+  check_is_there(name);
+  take(name);
+  return read_tensor(name, shape);
 }
 
 mx::array Weights::vector(const std::string& name, int size) {
-  if (!has(name)) throw FormatError(path_, name, "missing");
-  take(name);
-  return read_vector(name, size);
+  return tensor(name, {size});
+}
+
+mx::array Weights::centered_norm(const std::string& name, int size) {
+  return mx::add(mx::astype(vector(name, size), mx::float32), mx::array(1.0F));
+}
+
+void Weights::pass_over(const std::string& prefix) {
+  for (auto name = available_.lower_bound(prefix); name != available_.end() && name->starts_with(prefix); ++name) {
+    take(*name);
+  }
 }
 
 void Weights::finish() const {

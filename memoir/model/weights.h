@@ -10,6 +10,7 @@
 
 #include <mlx/array.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -20,9 +21,20 @@
 
 #include "memoir/base/gguf.h"
 #include "memoir/kernels/weight.h"
+#include "memoir/kernels/weight_stack.h"
 #include "memoir/model/config.h"
 
 namespace memoir::model {
+
+/// What a matrix, or several stacked in one tensor, must look like.
+struct MatrixShape {
+  int rows;
+  int columns;
+  int n = 0;  // the leading axis, 0: none
+
+  int all_rows() const { return n == 0 ? rows : n * rows; }
+  std::vector<std::int64_t> sizes(std::int64_t last) const;
+};
 
 class Weights {
  public:
@@ -34,11 +46,34 @@ class Weights {
   /// value is too large to be held; UnsupportedError for a type that can't be read; FileError.
   kernels::Weight matrix(const std::string& module, int rows, int columns);
 
+  /// The same as the file stores it, not packed; with shape.n all its rows one after the other.
+  kernels::Weight stored_matrix(const std::string& module, const MatrixShape& shape);
+
+  /// n matrices, one tensor `module`.weight [n, rows, columns]. Throws as matrix().
+  kernels::WeightStack stack(const std::string& module, const MatrixShape& shape);
+
+  /// n matrices in a tensor each, `modules`, of one type. Throws as matrix(), and FormatError if types differ.
+  kernels::WeightStack stack(const std::vector<std::string>& modules, const MatrixShape& shape);
+
+  /// n matrices of MXFP4, `name`_blocks [n, rows, columns / 32, 16] and `name`_scales [n, rows, columns / 32], as
+  /// gpt-oss is published: their rows one after the other, in the affine form of base/mxfp4.h. Throws as matrix().
+  kernels::Weight mxfp4_blocks(const std::string& name, const MatrixShape& shape);
+
+  /// The tensor `name`, dense. Throws as matrix().
+  mlx::core::array tensor(const std::string& name, const std::vector<std::int64_t>& shape);
+
   /// The vector `name`, [size], dense.
   /// Throws as matrix().
   mlx::core::array vector(const std::string& name, int size);
 
+  /// The weight of a norm that multiplies by 1 + w, as what it multiplies by, in float32: Hugging Face's and MLX's
+  /// files hold w, GGUF files 1 + w. Throws as matrix().
+  virtual mlx::core::array centered_norm(const std::string& name, int size);
+
   bool has(const std::string& name) const { return available_.contains(name); }
+
+  /// Lets finish() accept the tensors whose names begin with this, asked for or not.
+  void pass_over(const std::string& prefix);
 
   /// Throws FormatError naming the tensors that were never asked for, if there are any.
   void finish() const;
@@ -49,8 +84,12 @@ class Weights {
  protected:
   explicit Weights(std::string path) : path_(std::move(path)) {}
 
-  virtual kernels::Weight read_matrix(const std::string& module, int rows, int columns) = 0;
-  virtual mlx::core::array read_vector(const std::string& name, int size) = 0;
+  virtual kernels::Weight read_matrix(const std::string& module, const MatrixShape& shape) = 0;
+  virtual kernels::Weight read_mxfp4_blocks(const std::string& name, const MatrixShape& shape) = 0;
+  virtual mlx::core::array read_tensor(const std::string& name, const std::vector<std::int64_t>& shape) = 0;
+
+  /// Throws FormatError if there is no such tensor.
+  void check_is_there(const std::string& name) const;
 
   /// Declares a tensor that can be asked for.
   void offer(const std::string& name) { available_.insert(name); }
@@ -69,16 +108,18 @@ class Weights {
 
 /// The tensors of a directory in Hugging Face or MLX layout: model.safetensors, or the shards that
 /// model.safetensors.index.json names. lm_head, where config ties it to the embeddings, and rotary_emb.inv_freq, which
-/// config gives as well, are passed over.
+/// config gives as well, are passed over. Of a multimodal model the text part is offered, under the names that it has
+/// alone ("language_model.model.norm.weight" and "model.language_model.norm.weight" are "model.norm.weight"), and
+/// towers and projectors for other media are passed over.
 /// Throws FileError; FormatError for a file that is none, an index that is wrong or names a tensor that no shard has, a
-/// tensor in two shards.
+/// tensor in two shards, a quantization given for a module that there is not.
 std::unique_ptr<Weights> open_safetensors_weights(const std::filesystem::path& directory, const ModelConfig& config);
 
-/// The tensors of a GGUF file of the llama architecture, and config as config_from_gguf read it. Consumes the file.
-/// llama.cpp's converter interleaves the rows of each query and key head for its rotary kernel; they are put back in
-/// Hugging Face's order, so that one model serves both files. A linear RoPE factor, which llama.cpp applies along with
-/// rope_freqs.weight, is multiplied into that tensor. A tensor under another name than llama.cpp's counts as one that
-/// the model does not have. Throws nothing of its own.
+/// The tensors of a GGUF file, and config as config_from_gguf read it. Consumes the file.
+/// For the architecture llama, llama.cpp's converter interleaves the rows of each query and key head for its rotary
+/// kernel; they are put back in Hugging Face's order, so that one model serves both files. A linear RoPE factor, which
+/// llama.cpp applies along with rope_freqs.weight, is multiplied into that tensor. A tensor under another name than
+/// llama.cpp's counts as one that the model does not have. Throws nothing of its own.
 std::unique_ptr<Weights> open_gguf_weights(GgufFile file, const ModelConfig& config);
 
 }  // namespace memoir::model

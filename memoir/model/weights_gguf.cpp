@@ -13,7 +13,9 @@
 #include "memoir/base/error.h"
 #include "memoir/base/gguf_blocks.h"
 #include "memoir/base/half.h"
+#include "memoir/base/mxfp4.h"
 #include "memoir/kernels/shape.h"
+#include "memoir/model/gguf_names.h"
 #include "memoir/model/tensor_array.h"
 #include "memoir/model/weights.h"
 
@@ -22,52 +24,8 @@ namespace mx = mlx::core;
 namespace memoir::model {
 namespace {
 
-// GGUF's names and Hugging Face's, of whole tensors and of those inside "blk.<i>." / "model.layers.<i>.".
-constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kTopNames = {{
-    {"token_embd", "model.embed_tokens"},
-    {"output_norm", "model.norm"},
-    {"output", "lm_head"},
-}};
-constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kBlockNames = {{
-    {"attn_norm", "input_layernorm"},
-    {"attn_q", "self_attn.q_proj"},
-    {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},
-    {"attn_output", "self_attn.o_proj"},
-    {"ffn_norm", "post_attention_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},
-    {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},
-}};
-
-template <std::size_t N>
-std::string_view translated(const std::array<std::pair<std::string_view, std::string_view>, N>& names,
-                            std::string_view name) {
-  for (const auto& [gguf, hugging_face] : names) {
-    if (gguf == name) return hugging_face;
-  }
-  return {};
-}
-
 // RoPE factors, which Hugging Face's files do not have.
 constexpr std::string_view kRopeFactors = "rope_freqs.weight";
-
-// "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight", nullopt for a name that llama.cpp does not know.
-// Different names stay different.
-std::optional<std::string> hugging_face_name(const std::string& gguf_name) {
-  if (gguf_name == kRopeFactors) return gguf_name;
-  const std::size_t suffix_at = gguf_name.rfind('.');
-  if (suffix_at == std::string::npos) return std::nullopt;
-  const std::string suffix = gguf_name.substr(suffix_at);
-  const std::string module = gguf_name.substr(0, suffix_at);
-  if (const std::string_view top = translated(kTopNames, module); !top.empty()) return std::string(top) + suffix;
-  constexpr std::string_view kBlock = "blk.";
-  const std::size_t dot = module.find('.', kBlock.size());
-  if (!module.starts_with(kBlock) || dot == std::string::npos) return std::nullopt;
-  const std::string_view inner = translated(kBlockNames, std::string_view(module).substr(dot + 1));
-  if (inner.empty()) return std::nullopt;
-  return "model.layers." + module.substr(kBlock.size(), dot - kBlock.size()) + "." + std::string(inner) + suffix;
-}
 
 // Row j * (D/2) + i of each head lies at row 2i + j in the file (j = 0, 1): the converter's interleaving for a rotary
 // kernel that turns neighbours.
@@ -104,11 +62,12 @@ class GgufWeights : public Weights {
   GgufWeights(GgufFile file, const ModelConfig& config)
       : Weights(file.path()),
         file_(std::move(file)),
+        is_interleaved_(config.model_type == "llama"),
         n_heads_(config.n_heads),
         n_kv_heads_(config.n_kv_heads),
         linear_factor_(config.rope.type == "linear" ? static_cast<float>(config.rope.factor) : 1) {
     for (const GgufTensor& tensor : file_.tensors()) {
-      const std::optional<std::string> name = hugging_face_name(tensor.name);
+      const std::optional<std::string> name = name_of_gguf_tensor(tensor.name, config.model_type);
       if (!name) {
         offer_unknown(tensor.name);
         continue;
@@ -127,24 +86,35 @@ class GgufWeights : public Weights {
   }
 
  protected:
-  kernels::Weight read_matrix(const std::string& module, int rows, int columns) override {
-    const GgufTensor& tensor = checked(module + ".weight", {rows, columns});
-    const auto n_rows = static_cast<std::size_t>(rows);
+  kernels::Weight read_matrix(const std::string& module, const MatrixShape& shape) override {
+    const GgufTensor& tensor = checked(module + ".weight", shape.sizes(shape.columns));
+    const auto n_rows = static_cast<std::size_t>(shape.all_rows());
     const std::size_t n_heads = interleaved_heads(module);
+    if (tensor.type == GgufType::kMXFP4) return read_mxfp4(tensor);
     if (affine_bits(tensor.type)) {
       if (std::optional<kernels::Weight> weight = read_affine(tensor, n_heads)) return *weight;
     }
     mx::array dense = read_dense(tensor);
     if (n_heads > 0) deinterleave_heads({dense.data<std::byte>(), dense.nbytes()}, n_rows, n_heads);
-    return {dense, std::nullopt};
+    return {shape.n == 0 ? dense : mx::flatten(dense, 0, 1), std::nullopt};
   }
 
-  mx::array read_vector(const std::string& name, int size) override {
-    const GgufTensor& tensor = checked(name, {size});
+  // No GGUF file has such blocks in tensors of their own: its type MXFP4 is read as a matrix.
+  kernels::Weight read_mxfp4_blocks(const std::string& name, const MatrixShape&) override {
+    throw UnsupportedError(path_, name, "can't be read from a GGUF file");
+  }
+
+  // llama.cpp's converter has added the 1.
+  mx::array centered_norm(const std::string& name, int size) override {
+    return mx::astype(vector(name, size), mx::float32);
+  }
+
+  mx::array read_tensor(const std::string& name, const std::vector<std::int64_t>& shape) override {
+    const GgufTensor& tensor = checked(name, shape);
     mx::array dense = read_dense(tensor);
     const std::size_t n_heads = interleaved_heads(name.substr(0, name.rfind('.')));
     if (n_heads > 0) {
-      deinterleave_heads({dense.data<std::byte>(), dense.nbytes()}, static_cast<std::size_t>(size), n_heads);
+      deinterleave_heads({dense.data<std::byte>(), dense.nbytes()}, static_cast<std::size_t>(shape[0]), n_heads);
     }
     if (name == kRopeFactors) return mx::multiply(mx::astype(dense, mx::float32), mx::array(linear_factor_));
     return dense;
@@ -152,6 +122,7 @@ class GgufWeights : public Weights {
 
  private:
   std::size_t interleaved_heads(const std::string& module) const {
+    if (!is_interleaved_) return 0;
     if (module.ends_with(".self_attn.q_proj")) return static_cast<std::size_t>(n_heads_);
     if (module.ends_with(".self_attn.k_proj")) return static_cast<std::size_t>(n_kv_heads_);
     return 0;
@@ -174,11 +145,30 @@ class GgufWeights : public Weights {
 
   static mx::Shape array_shape(const GgufTensor& tensor) { return {tensor.shape.begin(), tensor.shape.end()}; }
 
+  kernels::Weight read_mxfp4(const GgufTensor& tensor) const {
+    constexpr std::size_t kBlockBytes = 17;  // the exponent, then the codes
+    const auto n_groups = static_cast<int>(tensor.shape.back() / kMxfp4Group);
+    const auto rows = static_cast<int>(tensor.n_elements() / tensor.shape.back());
+    const auto nothing = [](std::span<std::byte>) {};
+    mx::array words = filled_array({rows, n_groups * kMxfp4AffineBits}, mx::uint32, nothing);
+    mx::array scales = filled_array({rows, n_groups}, mx::bfloat16, nothing);
+    mx::array biases = filled_array({rows, n_groups}, mx::bfloat16, nothing);
+    const std::vector<std::byte> blocks = read_blocks(tensor);
+    const Mxfp4Groups groups{blocks.data() + 1, kBlockBytes, blocks.data(), kBlockBytes, Mxfp4Order::kHalves};
+    const Mxfp4Affine out{elements<std::uint32_t>(words), elements<std::uint16_t>(scales),
+                          elements<std::uint16_t>(biases)};
+    if (!mxfp4_to_affine(groups, out)) {
+      throw FormatError(path_, tensor.name, "holds a scale that is too large, or none");
+    }
+    return {words, kernels::Quantization{scales, biases, kMxfp4Group, kMxfp4AffineBits}};
+  }
+
   // nullopt if a scale or bias does not fit float16.
   std::optional<kernels::Weight> read_affine(const GgufTensor& tensor, std::size_t n_heads) const {
     const int bits = *affine_bits(tensor.type);
-    const int rows = static_cast<int>(tensor.shape[0]);
-    const int n_groups = static_cast<int>(tensor.shape[1] / kAffineGroup);
+    const auto columns = tensor.shape.back();
+    const int rows = static_cast<int>(tensor.n_elements() / columns);
+    const int n_groups = static_cast<int>(columns / kAffineGroup);
     const auto nothing = [](std::span<std::byte>) {};
     mx::array words = filled_array({rows, n_groups * bits}, mx::uint32, nothing);
     mx::array scales = filled_array({rows, n_groups}, mx::float16, nothing);
@@ -232,6 +222,7 @@ class GgufWeights : public Weights {
   }
 
   GgufFile file_;
+  bool is_interleaved_;
   int n_heads_;
   int n_kv_heads_;
   float linear_factor_;

@@ -10,9 +10,11 @@
 #include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
 #include "memoir/base/json_text.h"
+#include "memoir/base/mxfp4.h"
 #include "memoir/base/safetensors.h"
 #include "memoir/kernels/shape.h"
 #include "memoir/model/tensor_array.h"
+#include "memoir/model/tensor_names.h"
 #include "memoir/model/weights.h"
 
 namespace mx = mlx::core;
@@ -26,6 +28,7 @@ std::optional<mx::Dtype> array_dtype(const std::string& dtype) {
   if (dtype == "F16") return mx::float16;
   if (dtype == "BF16") return mx::bfloat16;
   if (dtype == "U32") return mx::uint32;
+  if (dtype == "U8") return mx::uint8;
   return std::nullopt;
 }
 
@@ -37,22 +40,36 @@ bool is_derived(const std::string& name) {
 class SafetensorsWeights : public Weights {
  public:
   SafetensorsWeights(const fs::path& directory, const ModelConfig& config)
-      : Weights(directory.string()), quantization_(config.quantization), tie_embeddings_(config.tie_embeddings) {
+      : Weights(directory.string()),
+        quantization_(config.quantization),
+        tie_embeddings_(config.tie_embeddings),
+        is_text_part_(config.is_text_part) {
     for (const fs::path& path : files_of(directory)) open(path);
     check_index(directory);
+    check_overrides(config.path);
   }
 
  protected:
-  kernels::Weight read_matrix(const std::string& module, int rows, int columns) override {
-    if (has(module + ".scales")) return read_quantized(module, rows, columns);
+  kernels::Weight read_matrix(const std::string& module, const MatrixShape& shape) override {
+    if (has(module + ".scales")) return read_quantized(module, shape);
     check_is_dense(module);
-    mx::array data = read(module + ".weight", {rows, columns});
+    mx::array data = read(module + ".weight", shape.sizes(shape.columns));
     check_floating(module + ".weight", data);
-    return {std::move(data), std::nullopt};
+    return {flat(data, shape), std::nullopt};
   }
 
-  mx::array read_vector(const std::string& name, int size) override {
-    mx::array data = read(name, {size});
+  kernels::Weight read_mxfp4_blocks(const std::string& name, const MatrixShape& shape) override {
+    check_groups(name + "_blocks", shape.columns, kMxfp4Group);
+    const std::int64_t n_groups = shape.columns / kMxfp4Group;
+    std::vector<std::int64_t> blocks = shape.sizes(n_groups);
+    blocks.push_back(kMxfp4Group / 2);
+    const mx::array codes = read(name + "_blocks", blocks);
+    check_dtype(name + "_blocks", codes, mx::uint8);
+    return from_mxfp4(name + "_scales", shape, codes, read(name + "_scales", shape.sizes(n_groups)));
+  }
+
+  mx::array read_tensor(const std::string& name, const std::vector<std::int64_t>& shape) override {
+    mx::array data = read(name, shape);
     check_floating(name, data);
     return data;
   }
@@ -62,6 +79,20 @@ class SafetensorsWeights : public Weights {
     std::size_t file;
     const SafetensorsTensor* tensor;
   };
+
+  // The leading axis joined to the rows.
+  static mx::array flat(const mx::array& data, const MatrixShape& shape) {
+    return shape.n == 0 ? data : mx::reshape(data, {shape.all_rows(), data.shape(-1)});
+  }
+
+  // Names are those of the file.
+  void check_overrides(const std::string& config_path) const {
+    if (!quantization_) return;
+    for (const auto& [module, format] : quantization_->overrides) {
+      if (!format || in_files_.contains(module + ".weight")) continue;
+      throw FormatError(config_path, "quantization." + module, "the weights have no such module");
+    }
+  }
 
   // The shards that the index names, else the one file.
   std::vector<fs::path> files_of(const fs::path& directory) {
@@ -84,13 +115,17 @@ class SafetensorsWeights : public Weights {
     return {paths.begin(), paths.end()};
   }
 
-  bool is_passed_over(const std::string& name) const {
-    return is_derived(name) || (tie_embeddings_ && name.starts_with("lm_head."));
+  // nullopt for a tensor that is passed over.
+  std::optional<std::string> offered_name(const std::string& name) const {
+    if (is_derived(name)) return std::nullopt;
+    std::optional<std::string> offered = is_text_part_ ? text_tensor_name(name) : std::optional(name);
+    if (offered && tie_embeddings_ && offered->starts_with("lm_head.")) return std::nullopt;
+    return offered;
   }
 
   void check_index(const fs::path& directory) const {
     for (const std::string& name : indexed_) {
-      if (tensors_.count(name) > 0 || is_passed_over(name)) continue;
+      if (in_files_.contains(name) || !offered_name(name)) continue;
       const fs::path index = directory / "model.safetensors.index.json";
       throw FormatError(index.string(), name, "is in none of the files that weight_map names");
     }
@@ -99,11 +134,15 @@ class SafetensorsWeights : public Weights {
   void open(const fs::path& path) {
     files_.push_back(std::make_unique<SafetensorsFile>(SafetensorsFile::open(path)));
     for (const SafetensorsTensor& tensor : files_.back()->tensors()) {
-      if (is_passed_over(tensor.name)) continue;
-      if (!tensors_.emplace(tensor.name, Location{files_.size() - 1, &tensor}).second) {
+      if (!in_files_.insert(tensor.name).second) {
         throw FormatError(path.string(), tensor.name, "is also in another shard");
       }
-      offer(tensor.name);
+      const std::optional<std::string> name = offered_name(tensor.name);
+      if (!name) continue;
+      if (!tensors_.emplace(*name, Location{files_.size() - 1, &tensor}).second) {
+        throw FormatError(path.string(), tensor.name, "is there twice, under two names");
+      }
+      offer(*name);
     }
   }
 
@@ -119,12 +158,14 @@ class SafetensorsWeights : public Weights {
     const SafetensorsTensor& tensor = *found->second.tensor;
     SafetensorsFile& file = *files_[found->second.file];
     if (tensor.shape != shape) {
-      throw FormatError(file.path(), name,
+      throw FormatError(file.path(), tensor.name,
                         "has shape " + kernels::shape_text(tensor.shape) + ", expected " + kernels::shape_text(shape));
     }
     const std::optional<mx::Dtype> dtype = array_dtype(tensor.dtype);
-    if (!dtype)
-      throw UnsupportedError(file.path(), name, "has dtype " + tensor.dtype + ", which memoir can't compute with");
+    if (!dtype) {
+      throw UnsupportedError(file.path(), tensor.name,
+                             "has dtype " + tensor.dtype + ", which memoir can't compute with");
+    }
     return filled_array({shape.begin(), shape.end()}, *dtype,
                         [&](std::span<std::byte> out) { file.read(tensor, out); });
   }
@@ -148,8 +189,12 @@ class SafetensorsWeights : public Weights {
       throw FormatError(path_of(module + ".scales"), module + ".scales",
                         "the weight is quantized, but the configuration has no 'quantization'");
     }
-    const auto found = quantization_->overrides.find(module);
-    if (found == quantization_->overrides.end()) return {quantization_->group_size, quantization_->bits};
+    // By the name in the file, which for a part of a multimodal model is longer.
+    const std::string& weight = tensors_.at(module + ".scales").tensor->name;
+    const auto found = quantization_->overrides.find(weight.substr(0, weight.rfind('.')));
+    if (found == quantization_->overrides.end()) {
+      return {quantization_->group_size, quantization_->bits, quantization_->mode};
+    }
     if (!found->second) {
       throw FormatError(path_of(module + ".scales"), module + ".scales",
                         "the weight is quantized, but the configuration says that it is not");
@@ -157,20 +202,46 @@ class SafetensorsWeights : public Weights {
     return *found->second;
   }
 
-  kernels::Weight read_quantized(const std::string& module, int rows, int columns) {
-    const auto [group_size, bits] = format_of(module);
-    if (columns % group_size != 0) {
-      throw FormatError(
-          path_of(module + ".weight"), module + ".weight",
-          "has " + std::to_string(columns) + " columns, no multiple of the group of " + std::to_string(group_size));
+  void check_groups(const std::string& name, int columns, int group_size) const {
+    if (columns % group_size == 0) return;
+    throw FormatError(
+        path_of(name), name,
+        "has " + std::to_string(columns) + " columns, no multiple of the group of " + std::to_string(group_size));
+  }
+
+  void check_dtype(const std::string& name, const mx::array& data, mx::Dtype wanted) const {
+    if (data.dtype() == wanted) return;
+    throw FormatError(path_of(name), name,
+                      "has dtype " + kernels::dtype_text(data.dtype()) + ", expected " + kernels::dtype_text(wanted));
+  }
+
+  // codes: 16 bytes a group; exponents: one.
+  kernels::Weight from_mxfp4(const std::string& scales_name, const MatrixShape& shape, const mx::array& codes,
+                             const mx::array& exponents) {
+    check_dtype(scales_name, exponents, mx::uint8);
+    const int n_groups = shape.columns / kMxfp4Group;
+    const auto nothing = [](std::span<std::byte>) {};
+    mx::array words = filled_array({shape.all_rows(), n_groups * kMxfp4AffineBits}, mx::uint32, nothing);
+    mx::array scales = filled_array({shape.all_rows(), n_groups}, mx::bfloat16, nothing);
+    mx::array biases = filled_array({shape.all_rows(), n_groups}, mx::bfloat16, nothing);
+    const Mxfp4Groups groups{codes.data<std::byte>(), kMxfp4Group / 2, exponents.data<std::byte>(), 1,
+                             Mxfp4Order::kPairs};
+    const Mxfp4Affine out{elements<std::uint32_t>(words), elements<std::uint16_t>(scales),
+                          elements<std::uint16_t>(biases)};
+    if (!mxfp4_to_affine(groups, out)) {
+      throw FormatError(path_of(scales_name), scales_name, "holds a scale that is too large, or none");
     }
-    mx::array words = read(module + ".weight", {rows, static_cast<std::int64_t>(columns) * bits / 32});
-    mx::array scales = read(module + ".scales", {rows, columns / group_size});
-    mx::array biases = read(module + ".biases", {rows, columns / group_size});
-    if (words.dtype() != mx::uint32) {
-      throw FormatError(path_of(module + ".weight"), module + ".weight",
-                        "has dtype " + kernels::dtype_text(words.dtype()) + ", expected uint32 codes");
-    }
+    return {words, kernels::Quantization{scales, biases, kMxfp4Group, kMxfp4AffineBits}};
+  }
+
+  kernels::Weight read_quantized(const std::string& module, const MatrixShape& shape) {
+    const auto [group_size, bits, mode] = format_of(module);
+    check_groups(module + ".weight", shape.columns, group_size);
+    mx::array words = read(module + ".weight", shape.sizes(static_cast<std::int64_t>(shape.columns) * bits / 32));
+    check_dtype(module + ".weight", words, mx::uint32);
+    mx::array scales = read(module + ".scales", shape.sizes(shape.columns / group_size));
+    if (mode == QuantizationMode::kMxfp4) return from_mxfp4(module + ".scales", shape, words, scales);
+    mx::array biases = read(module + ".biases", shape.sizes(shape.columns / group_size));
     check_floating(module + ".scales", scales);
     check_floating(module + ".biases", biases);
     if (scales.dtype() != biases.dtype()) {
@@ -178,11 +249,13 @@ class SafetensorsWeights : public Weights {
       scales = mx::astype(scales, mx::float32);
       biases = mx::astype(biases, mx::float32);
     }
-    return {std::move(words), kernels::Quantization{std::move(scales), std::move(biases), group_size, bits}};
+    return {flat(words, shape), kernels::Quantization{flat(scales, shape), flat(biases, shape), group_size, bits}};
   }
 
   std::optional<QuantizationConfig> quantization_;
   bool tie_embeddings_;
+  bool is_text_part_;
+  std::set<std::string> in_files_;    // all names
   std::vector<std::string> indexed_;  // the tensors that the index names, if there is one
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, Location> tensors_;  // point into files_

@@ -24,6 +24,8 @@ struct Kernels {
   void (*norm_row)(const NormArgs& norm, const float* x, float* out);
   void (*rotate_row)(const RopeArgs& rope, const float* turns, const float* x, float* out);
   void (*gate_row)(Gate gate, int n, const float* gates, const float* ups, float* out);
+  void (*clamped_gate_row)(const ClampedGate& gate, int n, const float* gates, const float* ups, float* out);
+  void (*cap_row)(float cap, int n, const float* x, float* out);
 
   /// One part of an attention, see attention.h. scratch: attention_scratch_floats(args).
   void (*attention_part)(const AttentionArgs& args, const AttentionPart& part, float* scratch);

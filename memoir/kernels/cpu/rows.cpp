@@ -3,28 +3,30 @@
 #include <algorithm>
 
 #include "memoir/kernels/cpu/kernels.h"
-#include "memoir/kernels/cpu/pool.h"
-#include "memoir/kernels/cpu/threads.h"
+#include "memoir/kernels/cpu/row_parts.h"
 
 namespace memoir::kernels::cpu {
-namespace {
-
-// Calls function(row) for n_rows rows of n floats, on more threads than one where that pays.
-template <typename Function>
-void for_rows(int n_rows, int n, const Function& function) {
-  constexpr int kFloatsPerPart = 16384;
-  const int rows_per_part = std::max(1, kFloatsPerPart / std::max(1, n));
-  run_parts((n_rows + rows_per_part - 1) / rows_per_part, [&](int part) {
-    const int end = std::min(n_rows, (part + 1) * rows_per_part);
-    for (int row = part * rows_per_part; row < end; ++row) function(static_cast<std::ptrdiff_t>(row));
-  });
-}
-
-}  // namespace
 
 void norm_rows(const NormArgs& norm, int n_rows, const float* x, float* out) {
   const Kernels& set = kernels();
   for_rows(n_rows, norm.n, [&](std::ptrdiff_t row) { set.norm_row(norm, x + row * norm.n, out + row * norm.n); });
+}
+
+void gate_rows(const GateArgs& args) {
+  const Kernels& set = kernels();
+  for_rows(args.n_rows, args.n, [&](std::ptrdiff_t row) {
+    const std::ptrdiff_t at = row * args.n;
+    if (args.clamped) {
+      set.clamped_gate_row(*args.clamped, args.n, args.gates + at, args.ups + at, args.out + at);
+    } else {
+      set.gate_row(args.gate, args.n, args.gates + at, args.ups + at, args.out + at);
+    }
+  });
+}
+
+void cap_rows(float cap, int n_rows, int n, const float* x, float* out) {
+  const Kernels& set = kernels();
+  for_rows(n_rows, n, [&](std::ptrdiff_t row) { set.cap_row(cap, n, x + row * n, out + row * n); });
 }
 
 void split_heads(const HeadsArgs& args) {

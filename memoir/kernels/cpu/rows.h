@@ -27,6 +27,12 @@ enum class Gate {
   kGeluTanh,  // z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z^3)))
 };
 
+/// The gated activation of gpt-oss (its model card's "clamped SwiGLU").
+struct ClampedGate {
+  float alpha;  // gain inside the sigmoid
+  float limit;  // above 0
+};
+
 // The functions of a Kernels (kernels.h):
 //
 // norm_row: out[i] = (x[i] - mean) / sqrt(variance + eps) * weight[i] + bias[i]; without a mean, the variance is that
@@ -36,9 +42,30 @@ enum class Gate {
 // (a cos - b sin, a sin + b cos), each product rounded. out may be x.
 //
 // gate_row: out[i] = gate(gates[i]) * ups[i]. out may be gates or ups.
+//
+// clamped_gate_row: out[i] = g * sigmoid(alpha * g) * (u + 1) with g = min(gates[i], limit) and
+// u = min(max(ups[i], -limit), limit). out may be gates or ups. NaN stays NaN.
+//
+// cap_row: out[i] = cap * tanh(x[i] / cap). out may be x.
 
 /// The norm of each of n_rows rows. x, out: [n_rows, norm.n]; out may be x.
 void norm_rows(const NormArgs& norm, int n_rows, const float* x, float* out);
+
+/// gate(gates) * ups, element by element, of n_rows rows of n; with `clamped` that instead of `gate`. out may be gates
+/// or ups.
+struct GateArgs {
+  Gate gate = Gate::kSilu;
+  const ClampedGate* clamped = nullptr;
+  int n_rows = 0;
+  int n = 0;
+  const float* gates = nullptr;
+  const float* ups = nullptr;
+  float* out = nullptr;
+};
+void gate_rows(const GateArgs& args);
+
+/// cap * tanh(x / cap) of n_rows rows of n. out may be x.
+void cap_rows(float cap, int n_rows, int n, const float* x, float* out);
 
 /// The heads of a projection, brought from rows of tokens to the order of a cache.
 struct HeadsArgs {

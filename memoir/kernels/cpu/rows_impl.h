@@ -78,5 +78,34 @@ void gate_row(Gate gate, int n, const float* gates, const float* ups, float* out
   }
 }
 
+// Written so that NaN, which is neither less nor more, stays.
+template <typename S>
+[[gnu::always_inline]] inline typename S::F at_most(typename S::F x, typename S::F limit) {
+  return S::less(limit, x, limit, x);
+}
+
+template <typename S>
+void clamped_gate_row(const ClampedGate& gate, int n, const float* gates, const float* ups, float* out) {
+  using F = typename S::F;
+  const F limit = S::set(gate.limit);
+  const F lowest = S::set(-gate.limit);
+  for (int i = 0; i < n; i += 16) {
+    const F g = at_most<S>(load_some<S>(gates + i, n - i), limit);
+    F u = at_most<S>(load_some<S>(ups + i, n - i), limit);
+    u = S::less(u, lowest, lowest, u);
+    const F inner = exp_of<S>(S::mul(S::set(-gate.alpha), g));
+    const F swish = S::div(g, S::add(S::set(1), inner));
+    store_some<S>(out + i, n - i, S::mul(swish, S::add(u, S::set(1))));
+  }
+}
+
+template <typename S>
+void cap_row(float cap, int n, const float* x, float* out) {
+  for (int i = 0; i < n; i += 16) {
+    const auto value = S::div(load_some<S>(x + i, n - i), S::set(cap));
+    store_some<S>(out + i, n - i, S::mul(S::set(cap), tanh_of<S>(value)));
+  }
+}
+
 }  // namespace
 }  // namespace memoir::kernels::cpu

@@ -13,7 +13,8 @@ bool is_supported() {
 
 }  // namespace
 
-const Kernels kAvx2 = {"avx2",           is_supported,   matmul_part<Avx2>,    norm_row<Avx2>,
-                       rotate_row<Avx2>, gate_row<Avx2>, attention_part<Avx2>, merge_blocks<Avx2>};
+const Kernels kAvx2 = {
+    "avx2",         is_supported,           matmul_part<Avx2>, norm_row<Avx2>,       rotate_row<Avx2>,
+    gate_row<Avx2>, clamped_gate_row<Avx2>, cap_row<Avx2>,     attention_part<Avx2>, merge_blocks<Avx2>};
 
 }  // namespace memoir::kernels::cpu

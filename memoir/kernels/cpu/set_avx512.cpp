@@ -13,7 +13,15 @@ bool is_supported() {
 
 }  // namespace
 
-const Kernels kAvx512 = {"avx512",           is_supported,     matmul_part<Avx512>,    norm_row<Avx512>,
-                         rotate_row<Avx512>, gate_row<Avx512>, attention_part<Avx512>, merge_blocks<Avx512>};
+const Kernels kAvx512 = {"avx512",
+                         is_supported,
+                         matmul_part<Avx512>,
+                         norm_row<Avx512>,
+                         rotate_row<Avx512>,
+                         gate_row<Avx512>,
+                         clamped_gate_row<Avx512>,
+                         cap_row<Avx512>,
+                         attention_part<Avx512>,
+                         merge_blocks<Avx512>};
 
 }  // namespace memoir::kernels::cpu

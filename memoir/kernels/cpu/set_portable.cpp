@@ -13,7 +13,15 @@ bool is_supported() {
 
 }  // namespace
 
-const Kernels kPortable = {"portable",           is_supported,       matmul_part<Portable>,    norm_row<Portable>,
-                           rotate_row<Portable>, gate_row<Portable>, attention_part<Portable>, merge_blocks<Portable>};
+const Kernels kPortable = {"portable",
+                           is_supported,
+                           matmul_part<Portable>,
+                           norm_row<Portable>,
+                           rotate_row<Portable>,
+                           gate_row<Portable>,
+                           clamped_gate_row<Portable>,
+                           cap_row<Portable>,
+                           attention_part<Portable>,
+                           merge_blocks<Portable>};
 
 }  // namespace memoir::kernels::cpu

@@ -1,0 +1,18 @@
+#pragma once
+
+// What keys mean that a config.json leaves out: the defaults of transformers' configuration classes.
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+namespace memoir::model {
+
+/// The defaults of a model type, an empty object for a type without any of its own. Without the sizes that every
+/// published file of the type has.
+const nlohmann::json& config_defaults(std::string_view model_type);
+
+/// `text` with the defaults for what it has not. A null stays null: it overrides a default, as in transformers, but
+/// for the RoPE keys. `outer`, the object around a text_config or null, keeps its say about tokens and tied embeddings.
+nlohmann::json with_defaults(std::string_view model_type, const nlohmann::json& text, const nlohmann::json* outer);
+
+}  // namespace memoir::model

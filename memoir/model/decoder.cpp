@@ -1,0 +1,86 @@
+#include "memoir/model/decoder.h"
+
+#include <mlx/ops.h>
+
+#include <utility>
+
+#include "memoir/kernels/device.h"
+#include "memoir/kernels/linear.h"
+
+namespace mx = mlx::core;
+
+namespace memoir::model {
+
+std::string layer_module(int index) {
+  return "model.layers." + std::to_string(index);
+}
+
+DecoderEnds read_ends(Weights& weights, const ModelConfig& config, kernels::Norm norm) {
+  DecoderEnds ends{weights.matrix("model.embed_tokens", config.vocab_size, config.hidden_size), 1, std::move(norm),
+                   std::nullopt};
+  if (!config.tie_embeddings) {
+    ends.head = kernels::Linear{weights.matrix("lm_head", config.vocab_size, config.hidden_size)};
+  }
+  return ends;
+}
+
+Decoder::Decoder(const ModelConfig& config, DecoderEnds ends, std::vector<kernels::Rope> ropes,
+                 std::vector<std::unique_ptr<DecoderLayer>> layers)
+    : Model(config), ends_(std::move(ends)), ropes_(std::move(ropes)), layers_(std::move(layers)) {}
+
+cache::ModelCache Decoder::make_cache(const cache::CacheOptions& options) const {
+  std::vector<std::unique_ptr<cache::LayerCache>> caches;
+  for (const auto& layer : layers_) caches.push_back(layer->make_cache(options));
+  return cache::ModelCache(std::move(caches));
+}
+
+std::size_t Decoder::size_bytes() const {
+  std::size_t n_bytes = ends_.embedding.size_bytes() + ends_.norm.weight.nbytes();
+  if (ends_.head) n_bytes += ends_.head->size_bytes();
+  for (const auto& layer : layers_) n_bytes += layer->size_bytes();
+  return n_bytes;
+}
+
+void Decoder::begin(const mx::array&, Step&) const {}
+
+mx::array Decoder::logits(const mx::array& ids, cache::ModelCache& cache, LogitRows rows) const {
+  mx::array x = kernels::embed(ids, ends_.embedding, kernels::activation_dtype(ends_.embedding.dtype()));
+  const auto scaled = [](const mx::array& a, float factor) {
+    return factor == 1 ? a : mx::multiply(a, mx::astype(mx::array(factor), a.dtype()));
+  };
+  x = scaled(x, ends_.embedding_scale);
+  Step step{ids, cache.offset(), {}, {}};
+  for (const kernels::Rope& rope : ropes_) step.turns.push_back(kernels::make_turns(rope, step.offset, ids.shape(1)));
+  begin(x, step);
+  for (std::size_t i = 0; i < layers_.size(); ++i) x = layers_[i]->forward(x, step, cache, i);
+  if (rows == LogitRows::kLast) x = mx::slice(x, {0, x.shape(1) - 1, 0}, x.shape());
+  x = kernels::linear(kernels::norm(x, ends_.norm), ends_.head ? *ends_.head : kernels::Linear{ends_.embedding});
+  x = scaled(x, ends_.logit_scale);
+  return ends_.logit_cap > 0 ? kernels::soft_cap(x, ends_.logit_cap) : x;
+}
+
+PreNormLayer::PreNormLayer(kernels::Norm attention_norm, SelfAttention attention, kernels::Norm mlp_norm,
+                           kernels::GatedMlp mlp)
+    : attention_norm_(std::move(attention_norm)),
+      attention_(std::move(attention)),
+      mlp_norm_(std::move(mlp_norm)),
+      mlp_(std::move(mlp)) {}
+
+PreNormLayer::PreNormLayer(kernels::Norm attention_norm, SelfAttention attention, kernels::Norm mlp_norm,
+                           Mixture mixture)
+    : attention_norm_(std::move(attention_norm)),
+      attention_(std::move(attention)),
+      mlp_norm_(std::move(mlp_norm)),
+      mixture_(std::move(mixture)) {}
+
+mx::array PreNormLayer::forward(const mx::array& x, Step& step, cache::ModelCache& cache, std::size_t index) const {
+  const mx::array y = attend(x, attention_norm_, attention_, step, cache.attention(index), x);
+  return mlp_ ? kernels::gated_mlp(y, mlp_norm_, *mlp_, y) : mix(kernels::norm(y, mlp_norm_), *mixture_, y);
+}
+
+std::size_t PreNormLayer::size_bytes() const {
+  return attention_norm_.weight.nbytes() + attention_.size_bytes() + mlp_norm_.weight.nbytes() +
+         (mlp_ ? mlp_->size_bytes() : mixture_->size_bytes());
+}
+
+}  // namespace memoir::model

@@ -1,0 +1,90 @@
+#pragma once
+
+// A model that is embeddings, a row of layers and logits: what most families are.
+//
+// A family reads its layers, each with the cache that it needs, and what stands before and behind them.
+// Threads and ownership: as Model; a Decoder owns its layers.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memoir/model/layers.h"
+#include "memoir/model/model.h"
+
+namespace memoir::model {
+
+class DecoderLayer {
+ public:
+  virtual ~DecoderLayer() = default;
+
+  /// An empty cache, null if the layer keeps nothing.
+  virtual std::unique_ptr<cache::LayerCache> make_cache(const cache::CacheOptions& options) const = 0;
+
+  /// x: [B, T, hidden]. `index` is the layer's own, and its cache's. Returns [B, T, hidden]. Lazy.
+  virtual mlx::core::array forward(const mlx::core::array& x, Step& step, cache::ModelCache& cache,
+                                   std::size_t index) const = 0;
+
+  virtual std::size_t size_bytes() const = 0;
+};
+
+/// What stands before the layers and behind them.
+struct DecoderEnds {
+  kernels::Weight embedding;            // [vocab, hidden]
+  float embedding_scale = 1;            // rows are multiplied by it
+  kernels::Norm norm;                   // before the logits
+  std::optional<kernels::Linear> head;  // [vocab, hidden], nullopt where it is the embedding
+  float logit_scale = 1;                // logits are multiplied by it
+  float logit_cap = 0;                  // 0: none; else cap * tanh(logits / cap)
+};
+
+/// "model.layers.3".
+std::string layer_module(int index);
+
+/// Reads model.embed_tokens, and lm_head where the embeddings aren't tied.
+DecoderEnds read_ends(Weights& weights, const ModelConfig& config, kernels::Norm norm);
+
+class Decoder : public Model {
+ public:
+  /// ropes: how heads turn, of every sort of layer; a Step has the turns of each.
+  Decoder(const ModelConfig& config, DecoderEnds ends, std::vector<kernels::Rope> ropes,
+          std::vector<std::unique_ptr<DecoderLayer>> layers);
+
+  cache::ModelCache make_cache(const cache::CacheOptions& options = {}) const override;
+  std::size_t size_bytes() const override;
+
+ protected:
+  mlx::core::array logits(const mlx::core::array& ids, cache::ModelCache& cache, LogitRows rows) const override;
+
+  /// Adds to the step what a family's layers need besides. x: the embeddings [B, T, hidden], scaled.
+  virtual void begin(const mlx::core::array& x, Step& step) const;
+
+ private:
+  DecoderEnds ends_;
+  std::vector<kernels::Rope> ropes_;
+  std::vector<std::unique_ptr<DecoderLayer>> layers_;
+};
+
+/// A layer of norm, attention, norm and feed-forward, each pair beside a residual: Llama's.
+class PreNormLayer : public DecoderLayer {
+ public:
+  PreNormLayer(kernels::Norm attention_norm, SelfAttention attention, kernels::Norm mlp_norm, kernels::GatedMlp mlp);
+  PreNormLayer(kernels::Norm attention_norm, SelfAttention attention, kernels::Norm mlp_norm, Mixture mixture);
+
+  std::unique_ptr<cache::LayerCache> make_cache(const cache::CacheOptions& options) const override {
+    return attention_.make_cache(options);
+  }
+  mlx::core::array forward(const mlx::core::array& x, Step& step, cache::ModelCache& cache,
+                           std::size_t index) const override;
+  std::size_t size_bytes() const override;
+
+ private:
+  kernels::Norm attention_norm_;
+  SelfAttention attention_;
+  kernels::Norm mlp_norm_;
+  std::optional<kernels::GatedMlp> mlp_;
+  std::optional<Mixture> mixture_;  // instead of mlp_
+};
+
+}  // namespace memoir::model
