@@ -1,5 +1,5 @@
 // Every family against transformers: logits and greedy tokens of tiny models in float32, in both spellings of their
-// configuration (tests/data/README.md).
+// configuration (tests/README.md).
 
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
@@ -32,9 +32,9 @@ using test::Tensors;
 // Float32 implementations agree to 3e-4; a wrong configuration value moves the logits by 0.3 or more.
 constexpr float kTolerance = 2e-3F;
 
-const std::vector<std::string> kModels = {"cohere2",   "deepseek_v3", "gemma3",  "gemma3_mm",     "gemma4",
-                                          "gemma4_mm", "gemma4_moe",  "gpt_oss", "gpt_oss_mxfp4", "llama4",
-                                          "llama4_mm", "olmo3",       "qwen2",   "qwen3",         "qwen3_moe"};
+const std::vector<std::string> kModels = {
+    "cohere2",       "deepseek_v3", "gemma3", "gemma3_mm", "gemma4", "gemma4_mm", "gemma4_moe", "gpt_oss",
+    "gpt_oss_mxfp4", "lfm2",        "llama4", "llama4_mm", "olmo3",  "qwen2",     "qwen3",      "qwen3_moe"};
 
 std::vector<TokenId> tokens_of(mx::array a) {
   a = mx::contiguous(mx::astype(a, mx::int32));

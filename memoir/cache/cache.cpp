@@ -1,4 +1,5 @@
 #include "memoir/cache/cache.h"
+#include "memoir/cache/recurrent.h"
 
 #include <algorithm>
 #include <limits>
@@ -31,6 +32,16 @@ AttentionCache& ModelCache::attention(std::size_t index) const {
                                 std::string(cache.kind()) + ", expected an attention cache");
   }
   return *attention;
+}
+
+RecurrentCache& ModelCache::recurrent(std::size_t index) const {
+  LayerCache& cache = layer(index);
+  auto* recurrent = dynamic_cast<RecurrentCache*>(&cache);
+  if (!recurrent) {
+    throw std::invalid_argument("[cache.recurrent] layer " + std::to_string(index) + " has a " +
+                                std::string(cache.kind()) + ", expected a RecurrentCache");
+  }
+  return *recurrent;
 }
 
 int ModelCache::offset() const {

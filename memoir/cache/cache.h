@@ -25,6 +25,8 @@
 
 namespace memoir::cache {
 
+class RecurrentCache;
+
 class LayerCache {
  public:
   virtual ~LayerCache() = default;
@@ -133,9 +135,11 @@ class ModelCache {
 
   std::size_t n_layers() const { return layers_.size(); }
 
-  /// The layer's cache. Throws std::invalid_argument if there is none, or (attention) if it is of another sort.
+  /// The layer's cache. Throws std::invalid_argument if there is none, or (attention, recurrent) if it is of another
+  /// sort.
   LayerCache& layer(std::size_t index) const;
   AttentionCache& attention(std::size_t index) const;
+  RecurrentCache& recurrent(std::size_t index) const;
 
   /// Tokens consumed by every layer: the smallest of their offsets, should a failed forward have left them apart.
   int offset() const;

@@ -31,7 +31,7 @@ mx::array Session::forward(std::span<const TokenId> tokens, model::LogitRows row
     if (options_.quantization) cache_.to_quantized(*options_.quantization, options_.quantize_from);
     return logits;
   } catch (...) {
-    tokens_.resize(n_before);
+    tokens_.resize(std::min(n_before, static_cast<std::size_t>(cache_.offset())));
     throw;
   }
 }

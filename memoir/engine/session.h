@@ -30,8 +30,8 @@ class Session {
   /// Returns the number of the prompt's tokens that are in the cache now.
   int reuse(std::span<const TokenId> prompt);
 
-  /// Model::forward on the session's cache, with its errors; on a throw the session is as before. Rows are quantized
-  /// once there are as many as the options say.
+  /// Model::forward on the session's cache, with its errors; on a throw the session is as before, or
+  /// empty where the cache is. Rows are quantized once there are as many as the options say.
   mlx::core::array forward(std::span<const TokenId> tokens, model::LogitRows rows);
 
  private:

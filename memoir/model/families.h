@@ -14,6 +14,7 @@ std::unique_ptr<Model> make_deepseek_v3(const ModelConfig& config, Weights& weig
 std::unique_ptr<Model> make_gemma3(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_gemma4(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_gpt_oss(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_lfm2(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_llama(const ModelConfig& config, Weights& weights);  // and Mistral, SmolLM2
 std::unique_ptr<Model> make_llama4(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_olmo3(const ModelConfig& config, Weights& weights);

@@ -41,11 +41,8 @@ mx::array Model::forward(std::span<const TokenId> tokens, cache::ModelCache& cac
   try {
     return logits(ids, cache, rows);
   } catch (...) {
-    if (offset == 0) {
-      cache.free();  // else its buffers would keep the number of sequences
-    } else {
-      cache.rewind(offset);
-    }
+    // At 0 its buffers would keep the number of sequences, and a recurrent layer that got ahead can't go back.
+    if (offset == 0 || !cache.rewind(offset)) cache.free();
     throw;
   }
 }

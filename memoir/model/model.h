@@ -43,7 +43,7 @@ class Model {
   /// Returns logits [B, T or 1, V] in the activations' type. Lazy.
   /// Throws std::invalid_argument if the cache has another number of layers than the model, there are no tokens,
   /// n_sequences doesn't divide them or isn't the cache's, one is outside the vocabulary, or they pass the context().
-  /// On a throw the cache is as before.
+  /// On a throw the cache is as before, or empty where a layer got ahead that can't go back.
   mlx::core::array forward(std::span<const TokenId> tokens, cache::ModelCache& cache, LogitRows rows,
                            int n_sequences = 1) const;
 

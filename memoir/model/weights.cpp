@@ -1,8 +1,10 @@
 #include "memoir/model/weights.h"
 
 #include <mlx/ops.h>
+#include <mlx/transforms.h>
 
 #include "memoir/base/error.h"
+#include "memoir/kernels/device.h"
 
 namespace mx = mlx::core;
 
@@ -61,6 +63,17 @@ mx::array Weights::tensor(const std::string& name, const std::vector<std::int64_
   check_is_there(name);
   take(name);
   return read_tensor(name, shape);
+}
+
+mx::array Weights::convolution(const std::string& name, int n_channels, int width) {
+  check_is_there(name);
+  const std::vector<std::int64_t> shape = shape_of(name);
+  const bool is_last_one = shape.size() == 3 && shape[2] == 1;  // both forms are the same where the width is 1
+  const mx::array weight = is_last_one ? tensor(name, {n_channels, width, 1}) : tensor(name, {n_channels, 1, width});
+  const mx::array columns = mx::transpose(mx::reshape(weight, {n_channels, width}));
+  mx::array typed = mx::contiguous(mx::astype(columns, kernels::activation_dtype(weight.dtype())));
+  mx::eval(typed);
+  return typed;
 }
 
 mx::array Weights::vector(const std::string& name, int size) {

@@ -62,6 +62,10 @@ class Weights {
   /// The tensor `name`, dense. Throws as matrix().
   mlx::core::array tensor(const std::string& name, const std::vector<std::int64_t>& shape);
 
+  /// The weight of a depthwise convolution, stored as [channels, 1, width] (Hugging Face) or [channels, width, 1]
+  /// (MLX): [width, channels], in the activations' type. Throws as matrix().
+  mlx::core::array convolution(const std::string& name, int n_channels, int width);
+
   /// The vector `name`, [size], dense.
   /// Throws as matrix().
   mlx::core::array vector(const std::string& name, int size);
@@ -86,6 +90,8 @@ class Weights {
 
   virtual kernels::Weight read_matrix(const std::string& module, const MatrixShape& shape) = 0;
   virtual kernels::Weight read_mxfp4_blocks(const std::string& name, const MatrixShape& shape) = 0;
+  /// Of a tensor that is there.
+  virtual std::vector<std::int64_t> shape_of(const std::string& name) const = 0;
   virtual mlx::core::array read_tensor(const std::string& name, const std::vector<std::int64_t>& shape) = 0;
 
   /// Throws FormatError if there is no such tensor.

@@ -109,6 +109,8 @@ class GgufWeights : public Weights {
     return mx::astype(vector(name, size), mx::float32);
   }
 
+  std::vector<std::int64_t> shape_of(const std::string& name) const override { return tensors_.at(name)->shape; }
+
   mx::array read_tensor(const std::string& name, const std::vector<std::int64_t>& shape) override {
     const GgufTensor& tensor = checked(name, shape);
     mx::array dense = read_dense(tensor);

@@ -68,6 +68,8 @@ class SafetensorsWeights : public Weights {
     return from_mxfp4(name + "_scales", shape, codes, read(name + "_scales", shape.sizes(n_groups)));
   }
 
+  std::vector<std::int64_t> shape_of(const std::string& name) const override { return tensors_.at(name).tensor->shape; }
+
   mx::array read_tensor(const std::string& name, const std::vector<std::int64_t>& shape) override {
     mx::array data = read(name, shape);
     check_floating(name, data);
