@@ -17,6 +17,7 @@ std::unique_ptr<Model> make_gpt_oss(const ModelConfig& config, Weights& weights)
 std::unique_ptr<Model> make_lfm2(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_llama(const ModelConfig& config, Weights& weights);  // and Mistral, SmolLM2
 std::unique_ptr<Model> make_llama4(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_mamba2(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_olmo3(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_qwen2(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_qwen3(const ModelConfig& config, Weights& weights);
