@@ -211,7 +211,8 @@ TEST_P(Family, ADecodeStepCopiesNoCache) {
     held[n_tokens] = step_bytes(session);
     largest = std::max(largest, largest_layer_bytes(session.cache(), loaded.model->config().n_layers));
   }
-  EXPECT_LT(held[12000], held[20] + largest / 4);
+  constexpr std::size_t kNoise = 256 << 10;  // less than any 12000 rows of a model here
+  EXPECT_LT(held[12000], held[20] + std::max(largest / 4, kNoise));
 }
 
 // The message of the error that loading the model gives.
