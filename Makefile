@@ -9,7 +9,7 @@ as_owner = tools/as_owner.sh
 
 PEERS_OPTIONS ?=
 
-.PHONY: help setup build run test asan peers cuda install format format-check clean
+.PHONY: help setup build run test asan tsan peers cuda install format format-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -34,6 +34,10 @@ test: build ## every test
 asan: setup ## the tests without MLX, under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(as_owner) tools/build.sh asan >&2
 	@$(as_owner) ctest --preset asan
+
+tsan: setup ## the tests without MLX, under ThreadSanitizer
+	@$(as_owner) tools/build.sh tsan >&2
+	@$(as_owner) ctest --preset tsan
 
 peers: build ## compare speed and memory with llama.cpp and mlx-lm (installs both in .venv-peers: minutes)
 	@tools/setup.sh peers

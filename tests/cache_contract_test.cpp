@@ -197,7 +197,7 @@ class Sequence {
   }
 
   void operate(Subject& subject) {
-    switch (below(13)) {
+    switch (below(15)) {
       case 0:
       case 1:
         return update(subject, 1 + below(3));
@@ -219,6 +219,9 @@ class Sequence {
         return divide(subject);
       case 11:
         return replace(subject);
+      case 12:
+      case 13:
+        return transact(subject);
       default:
         return misuse(subject);
     }
@@ -391,6 +394,60 @@ class Sequence {
     }
   }
 
+  // A transaction: some rows, then what is refused while it is open, and of the rows as many are kept as chance says.
+  void transact(Subject& subject) {
+    KVCache& cache = *subject.cache;
+    const int n_max = is_flat() && below(3) == 0 ? 1 + below(80) : 1 + below(Layout::kSlack);
+    const int begin = cache.offset();
+    const std::vector<int> rows = subject.rows;
+    if (!is_flat()) {
+      ASSERT_THROW(cache.begin(Layout::kSlack + 1), std::invalid_argument);
+    }
+    cache.begin(n_max);
+    ASSERT_THROW(cache.begin(1), std::invalid_argument);
+    for (int i = below(4); i > 0 && cache.n_written() < n_max; --i) {
+      ASSERT_NO_FATAL_FAILURE(update(subject, 1 + below(n_max - cache.n_written())));
+      if (below(4) == 0) save(subject);
+      if (below(4) == 0) {
+        const int target = begin + below(cache.n_written() + 1);
+        ASSERT_TRUE(cache.restore(nullptr, target));
+        rewound(subject, target);
+      }
+      ASSERT_NO_FATAL_FAILURE(check(subject));
+    }
+    ASSERT_EQ(cache.n_written(), cache.offset() - begin);
+    ASSERT_NO_FATAL_FAILURE(misuse_transaction(subject, begin, n_max));
+    ASSERT_NO_FATAL_FAILURE(check(subject));
+    const int n_kept = below(3) == 0 ? cache.n_written() : below(cache.n_written() + 1);
+    if (n_kept == 0 && below(2) == 0) {
+      cache.roll_back();
+    } else {
+      cache.commit(n_kept);
+    }
+    ASSERT_FALSE(cache.is_in_transaction());
+    rewound(subject, begin + n_kept);
+    ASSERT_TRUE(std::equal(rows.begin(), rows.end(), subject.rows.begin()));
+    ASSERT_THROW(cache.commit(0), std::invalid_argument);
+    cache.roll_back();  // nothing
+  }
+
+  void misuse_transaction(Subject& subject, int begin, int n_max) {
+    KVCache& cache = *subject.cache;
+    const int n_too_many = n_max - cache.n_written() + 1;
+    ASSERT_THROW(cache.update(slice_rows(pool_.keys, 0, n_too_many), slice_rows(pool_.values, 0, n_too_many)),
+                 std::invalid_argument);
+    ASSERT_THROW(cache.commit(cache.n_written() + 1), std::invalid_argument);
+    ASSERT_THROW(cache.commit(-1), std::invalid_argument);
+    ASSERT_THROW(cache.set_state({}, cache.meta_state()), std::invalid_argument);
+    ASSERT_FALSE(cache.restore(nullptr, begin - 1));
+    ASSERT_FALSE(cache.can_rewind(begin - 1));
+    ASSERT_EQ(cache.trim(cache.n_written() + 1), begin == 0 ? cache.n_written() : 0);
+    if (begin == 0) rewound(subject, 0);
+    if (!saved_.empty()) {
+      ASSERT_THROW(cache.restore(saved_[0].snapshot.get(), saved_[0].snapshot->to()), std::invalid_argument);
+    }
+  }
+
   void misuse(Subject& subject);
   void check(const Subject& subject) const;
   void check_history(const Subject& subject, const History& history, const std::vector<int>* expected) const;
@@ -432,7 +489,7 @@ void Sequence::check(const Subject& subject) const {
   ASSERT_EQ(cache.offset(), offset);
   ASSERT_EQ(cache.is_empty(), offset == 0);
   ASSERT_TRUE(cache.can_rewind(offset));
-  ASSERT_TRUE(cache.can_rewind(0));
+  ASSERT_EQ(cache.can_rewind(0), !cache.is_in_transaction() || cache.n_written() == offset);
   const std::optional<History> view = cache.view();
   // All that the next query sees is there.
   const std::vector<int> needed = seen(options_, offset);

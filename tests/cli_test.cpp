@@ -85,6 +85,20 @@ TEST_F(Cli, GeneratePrintsOneJsonObject) {
   EXPECT_GE(result["decode_s"], 0.0);
 }
 
+TEST_F(Cli, DraftsGiveTheSameTokens) {
+  const std::string generate = "generate -m " + tiny() + " --tokens " + golden_tokens("prompt") + " -n 48 --json";
+  const std::vector<int> greedy = json::parse("[" + golden_tokens("greedy") + "]");
+  EXPECT_EQ(json::parse(run(generate).out)["rounds"], 0);
+  EXPECT_EQ(json::parse(run(generate + " --draft ngram").out)["tokens"], greedy);
+  const json by_itself = json::parse(run(generate + " --draft-max 3 --draft " + tiny()).out);
+  EXPECT_EQ(by_itself["tokens"], greedy);
+  EXPECT_EQ(by_itself["accepted"], by_itself["drafted"]);
+  EXPECT_GT(by_itself["rounds"], 0);
+  expect_failure("generate -m " + tiny() + " --tokens 1 --draft /nowhere", 1, "/nowhere");
+  expect_failure("generate -m " + tiny() + " --tokens 1 --draft ngram --draft-max 16", 2, "draft-max");
+  expect_failure("generate -m " + tiny() + " --tokens 1 --draft " MEMOIR_TEST_SMOLLM2, 2, "another vocabulary");
+}
+
 TEST_F(Cli, ReportsTheVersionAndHelp) {
   EXPECT_EQ(run("--version").out, std::string(MEMOIR_VERSION) + "\n");
   const Outcome help = run("generate --help");

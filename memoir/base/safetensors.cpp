@@ -293,9 +293,33 @@ SafetensorsFile::SafetensorsFile(std::unique_ptr<ByteSource> source) : source_(c
 
 std::string safetensors_header(const std::string& name, const std::string& dtype,
                                const std::vector<std::int64_t>& shape) {
-  const std::uint64_t n_bytes = expected_bytes({name, dtype, shape, 0, 0}, "header");
-  std::string json =
-      nlohmann::ordered_json{{name, {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {0, n_bytes}}}}}.dump();
+  return safetensors_header({{name, dtype, shape}});
+}
+
+std::string safetensors_header(const std::vector<SafetensorsEntry>& entries,
+                               const std::map<std::string, std::string>& metadata) {
+  // Put together as text: ordered_json would look through all entries for each.
+  std::string json;
+  const auto add = [&json](const nlohmann::ordered_json& name, const nlohmann::ordered_json& value) {
+    json += (json.empty() ? '{' : ',') + name.dump() + ':' + value.dump();
+  };
+  try {
+    if (!metadata.empty()) add("__metadata__", metadata);
+    std::set<std::string> names;
+    std::uint64_t n_total = 0;
+    for (const SafetensorsEntry& entry : entries) {
+      const std::uint64_t n_bytes = expected_bytes({entry.name, entry.dtype, entry.shape, 0, 0}, "header");
+      if (n_bytes > kMaxInt64 - n_total) throw FormatError("header", entry.name, "passes the size of any file");
+      if (entry.name == "__metadata__" || !names.insert(entry.name).second) {
+        throw std::invalid_argument("[safetensors.header] two entries are called " + shortened(entry.name));
+      }
+      add(entry.name, {{"dtype", entry.dtype}, {"shape", entry.shape}, {"data_offsets", {n_total, n_total + n_bytes}}});
+      n_total += n_bytes;
+    }
+  } catch (const nlohmann::json::exception&) {
+    throw std::invalid_argument("[safetensors.header] a name or a piece of metadata is not UTF-8");
+  }
+  json += json.empty() ? "{}" : "}";
   json.resize((json.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');  // so that the data are aligned
   std::string header;
   for (std::size_t i = 0; i < kLengthBytes; ++i) header += static_cast<char>(json.size() >> (8 * i) & 0xFF);

@@ -55,4 +55,16 @@ class SafetensorsFile {
 std::string safetensors_header(const std::string& name, const std::string& dtype,
                                const std::vector<std::int64_t>& shape);
 
+/// What a tensor to be written is.
+struct SafetensorsEntry {
+  std::string name;
+  std::string dtype;
+  std::vector<std::int64_t> shape;
+};
+
+/// The same for many, whose bytes come later in this order, and with metadata.
+/// Throws the same, and std::invalid_argument for two of one name or a text that is not UTF-8.
+std::string safetensors_header(const std::vector<SafetensorsEntry>& entries,
+                               const std::map<std::string, std::string>& metadata = {});
+
 }  // namespace memoir

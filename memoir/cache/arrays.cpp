@@ -112,6 +112,7 @@ void ArraysCache::set_slot(int index, const mx::array& a) {
 void ArraysCache::advance(int n_tokens) {
   if (n_tokens < 1) refuse("advance", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 1");
   if (n_tokens > kNoLimit - offset_) refuse("advance", "the offset would pass 2^30");
+  check_room("advance", n_tokens);
   for (int& n : left_padding_) n = std::max(0, n - n_tokens);
   for (int& n : lengths_) n = n == kNoLimit ? n : std::max(0, n - n_tokens);
   offset_ += n_tokens;
@@ -168,6 +169,7 @@ std::optional<mx::array> ArraysCache::mask(int n_tokens) const {
 }
 
 void ArraysCache::filter(const std::vector<int>& sequences) {
+  check_no_transaction("filter");
   for (const int i : sequences) {
     if (i < 0 || i >= batch_size()) {
       refuse("filter", "sequence " + std::to_string(i) + " of " + std::to_string(batch_size()));
@@ -182,6 +184,7 @@ void ArraysCache::filter(const std::vector<int>& sequences) {
 }
 
 void ArraysCache::extend(const ArraysCache& other) {
+  check_no_transaction("extend");
   if (other.n_slots() != n_slots()) {
     refuse("extend",
            "the other has " + std::to_string(other.n_slots()) + " slots, expected " + std::to_string(n_slots()));
@@ -238,6 +241,7 @@ std::vector<std::string> ArraysCache::meta_state() const {
 }
 
 void ArraysCache::set_state(const std::vector<mx::array>& state, const std::vector<std::string>& meta) {
+  check_no_transaction("set_state");
   int offset = -1;
   if (meta.size() == 1) {
     const char* end = meta[0].data() + meta[0].size();
@@ -282,6 +286,8 @@ void ArraysCache::materialize() const {
 void ArraysCache::free() {
   slots_.assign(slots_.size(), std::nullopt);
   finalize();
+  before_.reset();
+  transaction_.reset();
   offset_ = 0;
 }
 
@@ -302,7 +308,12 @@ std::unique_ptr<Snapshot> ArraysCache::snapshot(int from) const {
 }
 
 bool ArraysCache::restore(const Snapshot* snapshot, int target) {
-  if (!snapshot) return can_rewind(target);
+  if (!snapshot) {
+    if (!can_rewind(target)) return false;
+    if (target != offset_) go_back_to_begin();
+    return true;
+  }
+  check_no_transaction("restore");
   const StateSnapshot& states = checked_state(*snapshot, kind(), "restore");
   if (states.arrays().size() != slots_.size()) {
     refuse("restore", "the snapshot has " + std::to_string(states.arrays().size()) + " slots, expected " +
@@ -314,6 +325,22 @@ bool ArraysCache::restore(const Snapshot* snapshot, int target) {
   lengths_ = states.numbers()[1];
   offset_ = target;
   return true;
+}
+
+void ArraysCache::begun(int) {
+  before_ = {slots_, left_padding_, lengths_};
+}
+
+void ArraysCache::go_back_to_begin() {
+  slots_ = before_->slots;
+  left_padding_ = before_->left_padding;
+  lengths_ = before_->lengths;
+  offset_ = transaction_->begin;
+}
+
+void ArraysCache::keep_first(int n) {
+  if (n == 0) go_back_to_begin();
+  before_.reset();
 }
 
 std::unique_ptr<Snapshot> ArraysCache::merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const {

@@ -84,22 +84,37 @@ class ArraysCache : public LayerCache {
   /// As RecurrentCache: whole states, exact offsets.
   std::unique_ptr<Snapshot> snapshot(int from) const override;
   bool restore(const Snapshot* snapshot, int target) override;
-  bool can_rewind(int target) const override { return target == offset_; }
+  bool can_rewind(int target) const override {
+    return target == offset_ || (transaction_ && target == transaction_->begin);
+  }
   std::unique_ptr<Snapshot> merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const override;
   SnapshotPair split(std::unique_ptr<Snapshot> snapshot, int at) const override;
   int trim(int n_tokens) override;
   bool is_trimmable() const override { return false; }
 
+  /// Fit for one position: the slots are known before and after what a layer takes in, not inside.
+  std::string_view unfit_for_transaction(int n_max) const override { return n_max > 1 ? kind() : std::string_view(); }
+
  protected:
+  void begun(int n_max) override;
+  void keep_first(int n) override;
   virtual std::unique_ptr<ArraysCache> make(int n_slots) const { return std::make_unique<ArraysCache>(n_slots); }
 
  private:
+  struct Before {
+    StateArrays slots;
+    std::vector<int> left_padding;
+    std::vector<int> lengths;
+  };
+
   std::size_t checked(int index, const char* function) const;
+  void go_back_to_begin();
 
   StateArrays slots_;
   std::vector<int> left_padding_;
   std::vector<int> lengths_;
   int offset_ = 0;
+  std::optional<Before> before_;  // the open transaction
 };
 
 /// Two slots: the convolution's tail and the scan's state.

@@ -11,10 +11,60 @@ namespace mx = mlx::core;
 
 namespace memoir::cache {
 
+void LayerCache::begin(int n_max) {
+  check_no_transaction("begin");
+  if (n_max < 1) {
+    throw std::invalid_argument("[cache.begin] n_max is " + std::to_string(n_max) + ", expected at least 1");
+  }
+  const std::string_view unfit = unfit_for_transaction(n_max);
+  if (!unfit.empty()) {
+    throw std::invalid_argument("[cache.begin] a " + std::string(unfit) + " can't take back any of " +
+                                std::to_string(n_max) + " positions");
+  }
+  begun(n_max);
+  transaction_ = {offset(), n_max};
+}
+
+void LayerCache::commit(int n) {
+  if (!transaction_) throw std::invalid_argument("[cache.commit] no transaction is open");
+  if (n < 0 || n > n_written()) {
+    throw std::invalid_argument("[cache.commit] n is " + std::to_string(n) + ", expected 0 to " +
+                                std::to_string(n_written()) + ", the positions written");
+  }
+  keep_first(n);
+  transaction_.reset();
+}
+
+void LayerCache::roll_back() noexcept {
+  if (!transaction_) return;
+  keep_first(0);
+  transaction_.reset();
+}
+
+void LayerCache::check_room(const char* function, int n_tokens) const {
+  if (!transaction_ || n_tokens <= transaction_->n_max - n_written()) return;
+  throw std::invalid_argument(std::string("[cache.") + function + "] " + std::to_string(n_tokens) + " more than the " +
+                              std::to_string(n_written()) + " positions of the open transaction, which has at most " +
+                              std::to_string(transaction_->n_max));
+}
+
+void LayerCache::check_no_transaction(const char* function) const {
+  if (!transaction_) return;
+  throw std::invalid_argument(std::string("[cache.") + function + "] a transaction is open");
+}
+
 ModelCache::ModelCache(std::vector<std::unique_ptr<LayerCache>> layers) : layers_(std::move(layers)) {
   if (std::none_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer != nullptr; })) {
     throw std::invalid_argument("[cache.ModelCache] no layer has a cache, expected at least one");
   }
+}
+
+const LayerCache* ModelCache::find(std::size_t index) const {
+  if (index >= layers_.size()) {
+    throw std::invalid_argument("[cache.find] layer " + std::to_string(index) + " of " +
+                                std::to_string(layers_.size()));
+  }
+  return layers_[index].get();
 }
 
 LayerCache& ModelCache::layer(std::size_t index) const {
@@ -76,6 +126,11 @@ void ModelCache::materialize() const {
 }
 
 int ModelCache::to_quantized(const KVQuantization& quantization, int min_offset) {
+  for (const auto& layer : layers_) {
+    if (layer && layer->is_in_transaction()) {
+      throw std::invalid_argument("[cache.to_quantized] a transaction is open");
+    }
+  }
   if (offset() < min_offset) return 0;
   std::vector<std::unique_ptr<LayerCache>> replacements(layers_.size());
   int n_replaced = 0;
@@ -105,6 +160,23 @@ void ModelCache::free() {
   for (const auto& layer : layers_) {
     if (layer) layer->free();
   }
+}
+
+ModelCache ModelCache::copy() const {
+  std::vector<std::unique_ptr<LayerCache>> layers;
+  for (const auto& layer : layers_) layers.push_back(layer ? layer->copy() : nullptr);
+  return ModelCache(std::move(layers));
+}
+
+void ModelCache::replace(ModelCache other) {
+  if (other.n_layers() != n_layers()) {
+    throw std::invalid_argument("[cache.replace] " + std::to_string(other.n_layers()) + " layers, expected " +
+                                std::to_string(n_layers()));
+  }
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (layers_[i] && other.layers_[i]) other.layers_[i]->on_snapshot_copied(layers_[i]->snapshot_copied_hook());
+  }
+  layers_.swap(other.layers_);
 }
 
 }  // namespace memoir::cache

@@ -93,9 +93,55 @@ class LayerCache {
   /// `hook` is called with each lazy snapshot that has just got rows of its own; its size_bytes() tells how many. It
   /// must not use the cache.
   void on_snapshot_copied(std::function<void(const Snapshot&)> hook) { snapshot_copied_ = std::move(hook); }
+  const std::function<void(const Snapshot&)>& snapshot_copied_hook() const { return snapshot_copied_; }
+
+  // ---- One layer's part of a transaction: transaction.h has the whole, over all layers, for callers to use.
+  // While one is open, a rewind goes back to its begin at most, restore() from a snapshot and set_state() throw
+  // std::invalid_argument, and free() ends it.
+
+  /// The kind that can't keep any beginning of n_max positions written in a transaction: this one's, or that of a cache
+  /// inside; empty if all can.
+  virtual std::string_view unfit_for_transaction(int n_max) const = 0;
+
+  /// From here on what is written can be taken back. Copies and computes nothing.
+  /// Throws std::invalid_argument if n_max < 1, one is open, or a kind is unfit.
+  void begin(int n_max);
+
+  bool is_in_transaction() const { return transaction_.has_value(); }
+
+  /// Positions written since begin() and still there; 0 if none is open.
+  int n_written() const { return transaction_ ? offset() - transaction_->begin : 0; }
+
+  /// Keeps exactly the first n of them, and ends the transaction.
+  /// Throws std::invalid_argument, the transaction still open, unless one is and 0 <= n <= n_written().
+  void commit(int n);
+
+  /// Back to begin(), and ends the transaction; nothing if none is open.
+  void roll_back() noexcept;
 
  protected:
+  struct OpenTransaction {
+    int begin;  // the offset
+    int n_max;
+  };
+
+  /// What a kind does at begin(); transaction_ is not set yet.
+  virtual void begun(int n_max) = 0;
+
+  /// Brings an open transaction to its first n positions; what begun() kept goes.
+  virtual void keep_first(int n) = 0;
+
+  /// Throws std::invalid_argument "[cache.<function>] ..." if n_tokens more pass n_max of an open transaction.
+  void check_room(const char* function, int n_tokens) const;
+
+  /// Throws std::invalid_argument "[cache.<function>] ..." if a transaction is open.
+  void check_no_transaction(const char* function) const;
+
+  /// False for what lies before the begin of an open transaction.
+  bool transaction_reaches(int target) const { return !transaction_ || target >= transaction_->begin; }
+
   std::function<void(const Snapshot&)> snapshot_copied_;
+  std::optional<OpenTransaction> transaction_;
 };
 
 /// Keys and values to attend to. The arrays are the cache's buffers: drop them before the next update, else that update
@@ -135,11 +181,17 @@ class ModelCache {
 
   std::size_t n_layers() const { return layers_.size(); }
 
+  /// Null for a layer that keeps no state. Throws std::invalid_argument if there is no such layer.
+  const LayerCache* find(std::size_t index) const;
+
   /// The layer's cache. Throws std::invalid_argument if there is none, or (attention, recurrent) if it is of another
   /// sort.
   LayerCache& layer(std::size_t index) const;
   AttentionCache& attention(std::size_t index) const;
   RecurrentCache& recurrent(std::size_t index) const;
+
+  /// The same, null if there is none.
+  LayerCache* find_layer(std::size_t index) const { return index < layers_.size() ? layers_[index].get() : nullptr; }
 
   /// Tokens consumed by every layer: the smallest of their offsets, should a failed forward have left them apart.
   int offset() const;
@@ -152,7 +204,7 @@ class ModelCache {
 
   /// Replaces every dense attention layer by its quantized kind, once offset() is at least min_offset (mlx-lm's
   /// quantized_kv_start). Returns the number of layers replaced; references to them are void then.
-  /// Throws std::invalid_argument, nothing replaced, where AttentionCache::to_quantized does.
+  /// Throws std::invalid_argument, nothing replaced, where AttentionCache::to_quantized does, or a transaction is open.
   int to_quantized(const KVQuantization& quantization, int min_offset = 0);
 
   /// Brings every layer to `target`, also layers that a failed forward left ahead. Returns false, changing nothing, if
@@ -160,6 +212,16 @@ class ModelCache {
   bool rewind(int target);
 
   void free();
+
+  /// The layers, for another ModelCache to be made of.
+  std::vector<std::unique_ptr<LayerCache>> release() && { return std::move(layers_); }
+
+  /// LayerCache::copy of every layer.
+  ModelCache copy() const;
+
+  /// Takes over the layers of `other`, each with the hook of the one that it replaces. References to the present ones
+  /// are void then. Throws std::invalid_argument if it has another number of layers.
+  void replace(ModelCache other);
 
  private:
   std::vector<std::unique_ptr<LayerCache>> layers_;

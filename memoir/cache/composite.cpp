@@ -200,6 +200,7 @@ bool CacheList::for_all_or_none(const std::function<bool(std::size_t)>& change) 
 }
 
 void CacheList::set_state(const std::vector<mx::array>& state, const std::vector<std::string>& meta) {
+  check_no_transaction("set_state");
   const std::vector<ChildState> states = divided(state, meta, children_);
   for_all_or_none([&](std::size_t i) {
     children_[i]->set_state(states[i].arrays, states[i].meta);
@@ -214,6 +215,7 @@ void CacheList::materialize() const {
 }
 
 void CacheList::free() {
+  transaction_.reset();
   for (const auto& child : children_) {
     if (child) child->free();
   }
@@ -246,12 +248,46 @@ bool CacheList::restore(const Snapshot* snapshot, int target) {
     }
     return true;
   }
+  check_no_transaction("restore");
   const CompositeSnapshot& composite = checked(*snapshot, children_.size(), "restore");
   if (target < 0 || target > composite.to()) return false;
   if (!has_all_parts(composite.parts)) {
     return target <= composite.from() && composite.from() <= offset() && restore(nullptr, target);
   }
   return for_all_or_none([&](std::size_t i) { return children_[i]->restore(composite.parts[i].get(), target); });
+}
+
+std::string_view CacheList::unfit_for_transaction(int n_max) const {
+  for (const auto& child : children_) {
+    const std::string_view unfit = child ? child->unfit_for_transaction(n_max) : std::string_view();
+    if (!unfit.empty()) return unfit;
+  }
+  return {};
+}
+
+void CacheList::begun(int n_max) {
+  std::size_t n_begun = 0;
+  try {
+    for (; n_begun < children_.size(); ++n_begun) {
+      if (children_[n_begun]) children_[n_begun]->begin(n_max);
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < n_begun; ++i) {
+      if (children_[i]) children_[i]->roll_back();
+    }
+    throw;
+  }
+}
+
+void CacheList::keep_first(int n) {
+  for (const auto& child : children_) {
+    if (!child) continue;
+    if (n == 0) {
+      child->roll_back();
+    } else {
+      child->commit(n);
+    }
+  }
 }
 
 std::unique_ptr<Snapshot> CacheList::merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const {

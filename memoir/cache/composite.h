@@ -34,6 +34,14 @@ class CacheList final : public LayerCache {
     return *cache;
   }
 
+  /// Null where child() throws because there is no cache.
+  const LayerCache* find(std::size_t index) const {
+    return index < children_.size() ? children_[index].get() : nullptr;
+  }
+
+  /// The children, for another list to be made of.
+  std::vector<std::unique_ptr<LayerCache>> release() && { return std::move(children_); }
+
   std::string_view kind() const override { return "CacheList"; }
 
   /// The smallest of the children's, should a failed forward have left them apart.
@@ -62,6 +70,13 @@ class CacheList final : public LayerCache {
   SnapshotPair split(std::unique_ptr<Snapshot> snapshot, int at) const override;
   int trim(int n_tokens) override;
   bool is_trimmable() const override;
+
+  /// The first unfit child's kind.
+  std::string_view unfit_for_transaction(int n_max) const override;
+
+ protected:
+  void begun(int n_max) override;
+  void keep_first(int n) override;
 
  private:
   void forward_hook(LayerCache& child);

@@ -127,6 +127,7 @@ void KVCache::materialize() const {
 
 void KVCache::free() {
   copy_out(lazy_);
+  transaction_.reset();
   layout_.clear();
   keys_.reset();
   values_.reset();
@@ -202,6 +203,7 @@ void KVCache::write(const Write& write, const KvBuffer& keys, const KvBuffer& va
 
 History KVCache::append(const KvBuffer& keys, const KvBuffer& values) {
   const int n_tokens = n_rows(keys);
+  check_room("update", n_tokens);
   write(layout_.plan(n_tokens), keys, values, RowsLie::kAnyhow);
   return history_of(layout_.seen_by_last(n_tokens));
 }
@@ -209,6 +211,7 @@ History KVCache::append(const KvBuffer& keys, const KvBuffer& values) {
 History KVCache::update(const mx::array& keys, const mx::array& values) {
   check_rows(keys, values);
   const int n_tokens = keys.shape(kRowAxis);
+  check_room("update", n_tokens);
   const Write write = layout_.plan(n_tokens);
   const bool begins_anew = !keys_ || (write.relocates && write.carried.empty());
   if (begins_anew) return append(encoded(keys, format_), encoded(values, format_));
@@ -321,7 +324,8 @@ bool KVCache::restore_lazy(const KVSnapshot& snapshot, int target) {
 }
 
 bool KVCache::restore(const Snapshot* snapshot, int target) {
-  if (!snapshot) return layout_.rewind(target);
+  if (!snapshot) return can_rewind(target) && layout_.rewind(target);
+  check_no_transaction("restore");
   const KVSnapshot& kv = checked(*snapshot, "restore");
   const bool is_flat = layout_.rule() == Layout::Rule::kFlat;
   if (keys_ && !(fits(kv.like_keys(), *keys_) && fits(kv.like_values(), *values_))) {
@@ -384,7 +388,7 @@ SnapshotPair KVCache::split(std::unique_ptr<Snapshot> snapshot, int at) const {
 int KVCache::trim(int n_tokens) {
   if (n_tokens < 0) refuse("trim", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 0");
   const int n_dropped = std::min(n_tokens, offset());
-  return layout_.rewind(offset() - n_dropped) ? n_dropped : 0;
+  return restore(nullptr, offset() - n_dropped) ? n_dropped : 0;
 }
 
 bool KVCache::is_trimmable() const {
@@ -403,6 +407,24 @@ std::unique_ptr<AttentionCache> KVCache::to_quantized(const KVQuantization& quan
   other->keys_ = encoded(keys_->data, other->format_);
   other->values_ = encoded(values_->data, other->format_);
   return other;
+}
+
+std::string_view KVCache::unfit_for_transaction(int n_max) const {
+  return layout_.rule() == Layout::Rule::kFlat || n_max <= Layout::kSlack ? std::string_view() : kind();
+}
+
+// An index move. A cache that had no rows lets go of its buffers, so that any shape may come next; not if a snapshot
+// still has its rows there, whose copy could fail.
+void KVCache::keep_first(int n) {
+  const int target = transaction_->begin + n;
+  if (n == 0 && began_without_rows_ && lazy_.empty()) {
+    layout_.clear();
+    keys_.reset();
+    values_.reset();
+    layout_.reclaim({0, target, target});
+    return;
+  }
+  layout_.rewind(target);
 }
 
 std::unique_ptr<KVCache> make_kv_cache(const KVOptions& options) {

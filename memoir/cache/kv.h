@@ -80,13 +80,20 @@ class KVCache final : public AttentionCache {
 
   std::unique_ptr<Snapshot> snapshot(int from) const override;
   bool restore(const Snapshot* snapshot, int target) override;
-  bool can_rewind(int target) const override { return layout_.can_rewind(target); }
+  bool can_rewind(int target) const override { return transaction_reaches(target) && layout_.can_rewind(target); }
   std::unique_ptr<Snapshot> merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const override;
   SnapshotPair split(std::unique_ptr<Snapshot> snapshot, int at) const override;
   int trim(int n_tokens) override;
   bool is_trimmable() const override;
 
   std::unique_ptr<AttentionCache> to_quantized(const KVQuantization& quantization) const override;
+
+  /// A flat cache takes back any number of positions, a ring or chunk Layout::kSlack.
+  std::string_view unfit_for_transaction(int n_max) const override;
+
+ protected:
+  void begun(int) override { began_without_rows_ = !keys_; }
+  void keep_first(int n) override;
 
  private:
   friend class KVSnapshot;
@@ -110,6 +117,7 @@ class KVCache final : public AttentionCache {
   std::optional<kernels::KvBuffer> keys_;    // [B, H, capacity, Dk]
   std::optional<kernels::KvBuffer> values_;  // [B, H, capacity, Dv]
   mutable std::vector<KVSnapshot*> lazy_;    // snapshots whose rows are still these buffers'
+  bool began_without_rows_ = false;          // the open transaction
 };
 
 std::unique_ptr<KVCache> make_kv_cache(const KVOptions& options);

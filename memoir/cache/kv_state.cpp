@@ -165,6 +165,7 @@ std::vector<std::string> KVCache::meta_state() const {
 }
 
 void KVCache::set_state(const std::vector<mx::array>& state, const std::vector<std::string>& meta) {
+  check_no_transaction("set_state");
   const CacheKind kind = kind_of();
   const Numbers numbers = parse(kind, meta);
   const KVOptions own = options();

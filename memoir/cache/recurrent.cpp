@@ -77,6 +77,7 @@ RecurrentState RecurrentCache::get(int n_sequences, mx::Dtype dtype) {
   }
   const bool has_tail = shape_.tail_tokens > 0;
   if (batch_of(arrays_) != n_sequences || (has_tail && arrays_[0]->dtype() != dtype)) {
+    if (offset_ > 0) check_no_transaction("get");
     StateArrays made(2);
     if (has_tail) made[0] = mx::zeros(tail_shape(n_sequences, shape_), dtype);
     if (!shape_.state.empty()) made[1] = mx::zeros(with_batch(n_sequences, shape_.state), mx::float32);
@@ -115,6 +116,7 @@ StateArrays RecurrentCache::checked(const RecurrentState& states, const char* fu
 
 void RecurrentCache::put(const RecurrentState& after, int n_tokens, const std::vector<RecurrentState>& captured) {
   if (n_tokens < 1) refuse("put", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 1");
+  check_room("put", n_tokens);
   const std::vector<int> steps = capture_steps(n_tokens);
   if (captured.size() != steps.size()) {
     refuse("put", std::to_string(captured.size()) + " captured states for " + std::to_string(steps.size()) + " steps");
@@ -124,6 +126,10 @@ void RecurrentCache::put(const RecurrentState& after, int n_tokens, const std::v
   for (const RecurrentState& states : captured) inside.push_back(checked(states, "put"));
   if (arrays[0]) arrays[0] = compact(*arrays[0]);
   for (std::size_t i = 0; i < steps.size(); ++i) capture(offset_ + steps[i], inside[i]);
+  if (transaction_) {
+    at_step_.insert(at_step_.end(), std::make_move_iterator(inside.begin()), std::make_move_iterator(inside.end()));
+    at_step_.push_back(arrays);
+  }
   arrays_ = std::move(arrays);
   offset_ += n_tokens;
   capture(offset_, arrays_);
@@ -145,6 +151,10 @@ void RecurrentCache::capture_at(const std::vector<int>& offsets) {
 
 std::vector<int> RecurrentCache::capture_steps(int n_tokens) const {
   std::vector<int> steps;
+  if (transaction_) {
+    for (int step = 1; step < n_tokens; ++step) steps.push_back(step);
+    return steps;
+  }
   for (const Capture& capture : captures_) {
     const int step = capture.offset - offset_;
     if (step > 0 && step < n_tokens && !capture.snapshot) steps.push_back(step);
@@ -185,6 +195,7 @@ void RecurrentCache::set_state(const std::vector<mx::array>& state, const std::v
     const auto [stop, error] = std::from_chars(meta[0].data(), end, offset);
     if (error != std::errc() || stop != end) offset = -1;
   }
+  check_no_transaction("set_state");
   if (offset < 0) refuse("set_state", "expected one number, the offset, at least 0");
   StateArrays arrays(2);
   std::size_t i = 0;
@@ -207,6 +218,8 @@ void RecurrentCache::materialize() const {
 void RecurrentCache::free() {
   arrays_.clear();
   captures_.clear();
+  at_step_.clear();
+  transaction_.reset();
   offset_ = 0;
 }
 
@@ -223,8 +236,39 @@ std::unique_ptr<Snapshot> RecurrentCache::snapshot(int from) const {
   return std::make_unique<StateSnapshot>(kind(), begin, offset_, arrays_);
 }
 
+bool RecurrentCache::can_rewind(int target) const {
+  return target == offset_ || (transaction_ && target >= transaction_->begin && target < offset_);
+}
+
+// To an offset of the open transaction. A snapshot asked for behind it is of tokens that are gone.
+void RecurrentCache::go_back_to(int target) {
+  at_step_.resize(static_cast<std::size_t>(target - transaction_->begin) + 1);
+  arrays_ = at_step_.back();
+  offset_ = target;
+  for (Capture& capture : captures_) {
+    if (capture.offset > target) capture.snapshot.reset();
+  }
+}
+
+void RecurrentCache::keep_first(int n) {
+  const int target = transaction_->begin + n;
+  if (target != offset_ || n == 0) {
+    go_back_to(target);
+    // A state from inside a forward pass may be a part of its buffer. That at the begin is as it was.
+    for (auto& a : arrays_) {
+      if (n > 0 && a) a = compact(*a);
+    }
+  }
+  at_step_.clear();
+}
+
 bool RecurrentCache::restore(const Snapshot* snapshot, int target) {
-  if (!snapshot) return can_rewind(target);
+  if (!snapshot) {
+    if (!can_rewind(target)) return false;
+    if (target != offset_) go_back_to(target);
+    return true;
+  }
+  check_no_transaction("restore");
   const StateSnapshot& states = checked_state(*snapshot, kind(), "restore");
   if (!fits(states.arrays())) refuse("restore", "the snapshot is of a layer of other shapes");
   if (target != states.to()) return false;

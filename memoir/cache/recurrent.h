@@ -80,10 +80,10 @@ class RecurrentCache final : public LayerCache {
   /// The whole state, whatever `from`; compact, never lazy.
   std::unique_ptr<Snapshot> snapshot(int from) const override;
 
-  /// True only for the present offset (no snapshot) or the snapshot's end. A snapshot of another batch or type of tail
-  /// is taken over with these.
+  /// True only for the present offset, in a transaction any since its begin (no snapshot), or the snapshot's end. A
+  /// snapshot of another batch or type of tail is taken over with these.
   bool restore(const Snapshot* snapshot, int target) override;
-  bool can_rewind(int target) const override { return target == offset_; }
+  bool can_rewind(int target) const override;
 
   /// The child, covering both; also without a parent, whose state it doesn't need.
   std::unique_ptr<Snapshot> merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const override;
@@ -92,6 +92,14 @@ class RecurrentCache final : public LayerCache {
   SnapshotPair split(std::unique_ptr<Snapshot> snapshot, int at) const override;
   int trim(int n_tokens) override;
   bool is_trimmable() const override { return false; }
+
+  /// Fit: while a transaction is open, capture_steps() asks for every step, and put() keeps the states as they come,
+  /// without a copy.
+  std::string_view unfit_for_transaction(int) const override { return {}; }
+
+ protected:
+  void begun(int) override { at_step_ = {arrays_}; }
+  void keep_first(int n) override;
 
  private:
   // One offset asked for.
@@ -103,11 +111,13 @@ class RecurrentCache final : public LayerCache {
   StateArrays checked(const RecurrentState& states, const char* function) const;
   bool fits(const StateArrays& arrays) const;
   void capture(int offset, const StateArrays& arrays);
+  void go_back_to(int target);
 
   RecurrentShape shape_;
   StateArrays arrays_;  // tail, state; empty until the first use
   int offset_ = 0;
   std::vector<Capture> captures_;
+  std::vector<StateArrays> at_step_;  // of an open transaction: after each of its tokens, that at its begin first
 };
 
 }  // namespace memoir::cache

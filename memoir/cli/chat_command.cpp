@@ -7,6 +7,7 @@
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/line_editor.h"
+#include "memoir/cli/prompt_cache.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/signals.h"
 #include "memoir/cli/status.h"
@@ -28,19 +29,23 @@ struct ChatArguments {
   RunOptions run;
   KvArguments kv;
   SamplingOptions sampling;
+  PromptCache cache;
+  DraftOptions draft;
   std::string system;
   bool shows_stats = false;
 };
 
 class Chat {
  public:
-  Chat(const ChatArguments& arguments, const model::LoadedModel& loaded)
+  Chat(ChatArguments& arguments, const model::LoadedModel& loaded)
       : arguments_(arguments),
         tokenizer_(*loaded.tokenizer),
         template_(*loaded.tokenizer->chat_template()),
         options_(arguments.sampling.generate_options(loaded)),
         session_(*loaded.model, arguments.kv.cache_options(loaded.model->config())) {
+    arguments.draft.use(loaded, options_);
     options_.should_cancel = [this] { return interrupt_.is_set(); };
+    arguments.cache.load_into(session_);
     if (LineEditor::is_usable()) editor_.emplace(kPrompt);
     reset();
   }
@@ -58,6 +63,7 @@ class Chat {
       if (!editor_) echo_off.emplace();  // the editor sees to it itself
       take(*line);
     }
+    arguments_.cache.save(session_);
     // At a terminal someone has read what failed, and gone on.
     return has_failed_ && !is_terminal_ ? kFailed : kDone;
   }
@@ -139,6 +145,9 @@ class Chat {
     const auto n_tokens = static_cast<double>(completion.tokens.size());
     std::cerr << "[prompt_tokens " << completion.prompt_tokens << ", cached_tokens " << completion.cached_tokens
               << ", tokens " << completion.tokens.size();
+    if (completion.drafts.n_drafted > 0) {
+      std::cerr << ", accepted " << completion.drafts.n_accepted << " of " << completion.drafts.n_drafted << " drafts";
+    }
     if (completion.decode_s > 0 && n_tokens > 1) {
       std::cerr << ", " << static_cast<int>((n_tokens - 1) / completion.decode_s + 0.5) << " tokens/s";
     }
@@ -160,7 +169,8 @@ class Chat {
   bool has_failed_ = false;
 };
 
-int run_chat(const ChatArguments& arguments) {
+int run_chat(ChatArguments& arguments) {
+  arguments.cache.open(arguments.run.model);
   const model::LoadedModel loaded = arguments.run.load();
   if (!loaded.tokenizer) throw UnsupportedError(arguments.run.model, "tokenizer.json", "there is none to chat with");
   if (!loaded.tokenizer->chat_template()) {
@@ -183,6 +193,8 @@ void add_chat_command(CLI::App& app, Action& action) {
   command->add_option("--system", arguments->system, "the system message (default: the chat template's)")
       ->type_name("TEXT");
   arguments->sampling.add_to(*command);
+  arguments->cache.add_to(*command);
+  arguments->draft.add_to(*command);
   command->add_flag("--stats", arguments->shows_stats, "after each answer say on stderr what was computed");
   command->footer(std::string("In the chat:\n") + kCommands +
                   "A message that can't be answered is reported and dropped, and the chat goes on. Where stdin is no\n"

@@ -12,6 +12,7 @@
 #include "memoir/cli/number_checks.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
+#include "memoir/engine/draft_model.h"
 #include "memoir/kernels/device.h"
 
 namespace mx = mlx::core;
@@ -26,6 +27,18 @@ void use_device(const std::string& name) {
   const mx::Device device(name == "gpu" ? mx::Device::gpu : mx::Device::cpu);
   if (!mx::is_available(device)) throw UsageError("--device " + name + ": this build of MLX has no such device here");
   mx::set_default_device(device);
+}
+
+// Token by token where both have a tokenizer (their paddings may differ), else by their number.
+void check_same_vocabulary(const model::LoadedModel& target, const model::LoadedModel& draft, const std::string& name) {
+  std::string difference;
+  if (target.tokenizer && draft.tokenizer) {
+    difference = engine::vocabulary_difference(*target.tokenizer, *draft.tokenizer);
+  } else if (target.model->config().vocab_size != draft.model->config().vocab_size) {
+    difference = "it has " + std::to_string(draft.model->config().vocab_size) + " tokens, the model " +
+                 std::to_string(target.model->config().vocab_size);
+  }
+  if (!difference.empty()) throw UsageError("--draft " + name + ": another vocabulary: " + difference);
 }
 
 }  // namespace
@@ -137,6 +150,32 @@ engine::GenerateOptions SamplingOptions::generate_options(const model::LoadedMod
   }
   options.stop_strings = stop_strings;
   return options;
+}
+
+void DraftOptions::add_to(CLI::App& command) {
+  command
+      .add_option("--draft", draft_,
+                  "guess tokens ahead and check them together, which gives the same text sooner:\n"
+                  "ngram looks in the text so far, a small MODEL of the same vocabulary is asked")
+      ->type_name("ngram|MODEL");
+  command.add_option("--draft-max", max_drafts_, "the most tokens to guess at a time")
+      ->type_name("N")
+      ->transform(whole_number(1, engine::DraftLength::kMax))
+      ->capture_default_str();
+}
+
+void DraftOptions::use(const model::LoadedModel& loaded, engine::GenerateOptions& options) {
+  if (draft_.empty()) return;
+  if (draft_ == "ngram") {
+    drafter_ = std::make_unique<engine::NgramDrafter>();
+  } else {
+    const FreedBlocksReturn while_loading;
+    model_ = model::load_model(resolve_model(draft_));
+    check_same_vocabulary(loaded, *model_, draft_);
+    drafter_ = std::make_unique<engine::DraftModel>(*model_->model, loaded.model->config().vocab_size);
+  }
+  options.drafter = drafter_.get();
+  options.max_drafts = max_drafts_;
 }
 
 std::vector<TokenId> parse_tokens(const std::string& text) {

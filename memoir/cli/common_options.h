@@ -3,6 +3,8 @@
 // Options that several subcommands share, and what they are for: loading a model and choosing tokens.
 
 #include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +53,22 @@ struct SamplingOptions {
  private:
   std::uint64_t seed_ = 0;
   CLI::Option* seed_option_ = nullptr;
+};
+
+/// --draft: where drafts come from.
+class DraftOptions {
+ public:
+  void add_to(CLI::App& command);
+
+  /// Makes the drafter, if one is asked for, and has `options` use it. It lives as long as this.
+  /// Throws UsageError if the draft model's vocabulary is another than the model's.
+  void use(const model::LoadedModel& loaded, engine::GenerateOptions& options);
+
+ private:
+  std::string draft_;  // "ngram" or a model; empty: none
+  int max_drafts_ = 8;
+  std::optional<model::LoadedModel> model_;
+  std::unique_ptr<engine::Drafter> drafter_;
 };
 
 /// "1,2,3" as token ids. Throws UsageError naming what is no number.

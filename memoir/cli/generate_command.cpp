@@ -2,6 +2,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
@@ -9,6 +10,8 @@
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/messages_file.h"
+#include "memoir/cli/prompt_cache.h"
+#include "memoir/cli/signals.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
 #include "memoir/engine/conversation.h"
@@ -21,6 +24,8 @@ struct GenerateArguments {
   RunOptions run;
   KvArguments kv;
   SamplingOptions sampling;
+  PromptCache cache;
+  DraftOptions draft;
   std::string prompt;
   std::string tokens;
   std::string messages_file;
@@ -73,6 +78,9 @@ nlohmann::ordered_json json_of(const engine::Completion& completion) {
           {"cached_tokens", completion.cached_tokens},
           {"prefill_s", completion.prefill_s},
           {"decode_s", completion.decode_s},
+          {"drafted", completion.drafts.n_drafted},
+          {"accepted", completion.drafts.n_accepted},
+          {"rounds", completion.drafts.n_rounds},
           {"finish_reason", engine::finish_reason_name(completion.finish_reason)}};
 }
 
@@ -83,12 +91,14 @@ std::string tokens_text(const std::vector<TokenId>& tokens) {
   return text;
 }
 
-int run_generate(const GenerateArguments& arguments) {
+int run_generate(GenerateArguments& arguments) {
+  arguments.cache.open(arguments.run.model);
   const model::LoadedModel loaded = arguments.run.load();
   const std::vector<TokenId> prompt = prompt_tokens(loaded, arguments);
   if (prompt.empty()) throw UsageError("the prompt is empty");
   const text::Tokenizer* tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr;
   engine::GenerateOptions options = arguments.sampling.generate_options(loaded);
+  arguments.draft.use(loaded, options);
   ProgressLine progress("prompt");
   options.on_prefill = [&](int n_done, int n_total) {
     n_done < n_total ? progress.show(n_done, n_total) : progress.clear();
@@ -97,12 +107,20 @@ int run_generate(const GenerateArguments& arguments) {
     if (!arguments.is_json) write_out(text);
   };
   engine::Session session(*loaded.model, arguments.kv.cache_options(loaded.model->config()));
+  arguments.cache.load_into(session);
+  // What was computed is not lost by Ctrl-C where there is a file for it.
+  std::optional<InterruptFlag> interrupt;
+  if (arguments.cache.is_used()) {
+    interrupt.emplace();
+    options.should_cancel = [&interrupt] { return interrupt->is_set(); };
+  }
   const engine::Completion completion = engine::generate(session, prompt, options, tokenizer, show);
   if (arguments.is_json) {
     write_out(json_text(json_of(completion)) + "\n");
   } else {
     write_out((tokenizer ? "" : tokens_text(completion.tokens)) + "\n");
   }
+  arguments.cache.save(session);
   return kDone;
 }
 
@@ -123,6 +141,8 @@ void add_generate_command(CLI::App& app, Action& action) {
                               ->type_name("FILE.json");
   prompt->require_option(1);
   arguments->sampling.add_to(*command);
+  arguments->cache.add_to(*command);
+  arguments->draft.add_to(*command);
   command->add_flag("--raw", arguments->is_raw, "take the prompt as it is, without the chat template")
       ->excludes(messages);
   command->add_flag("--json", arguments->is_json, "print one JSON object instead of the text");

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "memoir/cache/transaction.h"
 #include "memoir/engine/stop.h"
 #include "memoir/text/detokenizer.h"
 
@@ -30,6 +31,29 @@ void check_options(const GenerateOptions& options) {
   if (options.prefill_chunk < 1) {
     throw std::invalid_argument("[engine.generate] prefill_chunk is " + std::to_string(options.prefill_chunk) +
                                 ", expected at least 1");
+  }
+  if (options.max_drafts < 1 || options.max_drafts > DraftLength::kMax) {
+    throw std::invalid_argument("[engine.generate] max_drafts is " + std::to_string(options.max_drafts) +
+                                ", expected 1 to " + std::to_string(DraftLength::kMax));
+  }
+}
+
+void check_drafting(const cache::ModelCache& cache, int max_drafts) {
+  const auto refusal = cache::Transaction::refusal(cache, max_drafts + 1);
+  if (!refusal) return;
+  throw std::invalid_argument("[engine.generate] layer " + std::to_string(refusal->layer) + " has a " + refusal->kind +
+                              ", which can't take drafts back");
+}
+
+void check_drafts(const std::vector<TokenId>& drafts, int n_max, int n_vocab) {
+  if (drafts.size() > static_cast<std::size_t>(n_max)) {
+    throw std::invalid_argument("[engine.generate] the drafter proposed " + std::to_string(drafts.size()) +
+                                " tokens, expected at most " + std::to_string(n_max));
+  }
+  for (const TokenId token : drafts) {
+    if (token >= 0 && token < n_vocab) continue;
+    throw std::invalid_argument("[engine.generate] the drafter proposed token " + std::to_string(token) +
+                                ", outside the vocabulary of " + std::to_string(n_vocab));
   }
 }
 
@@ -99,12 +123,22 @@ GenerateOptions with_text_only(GenerateOptions options, const text::Tokenizer& t
 Generation::Generation(Session& session, GenerateOptions options)
     : session_(session), options_(std::move(options)), sampler_(options_.sampler, session.model().config().vocab_size) {
   check_options(options_);
+  if (options_.drafter) check_drafting(session_.cache(), options_.max_drafts);
+}
+
+Generation::~Generation() {
+  try {
+    end_round(false);
+  } catch (...) {
+    session_.roll_back_draft();  // a copy of a state found no memory
+  }
 }
 
 void Generation::start(std::span<const TokenId> prompt) {
   check_prompt(prompt, session_.model());
   cached_tokens_ = session_.reuse(prompt);
   sampler_.prime(prompt);
+  if (options_.drafter) text_.assign(prompt.begin(), prompt.end());
   prefill(prompt.subspan(static_cast<std::size_t>(cached_tokens_)), static_cast<int>(prompt.size()));
 }
 
@@ -134,32 +168,110 @@ void Generation::prefill(std::span<const TokenId> rest, int n_total) {
 std::optional<TokenId> Generation::finish(FinishReason reason) {
   finish_reason_ = reason;
   logits_.reset();
+  end_round(false);
   return std::nullopt;
 }
 
-TokenId Generation::sample() {
+// The logits of the first position that nothing is known of yet.
+std::span<float> Generation::next_row() {
   mx::eval(*logits_);
-  row_.assign(logits_->data<float>(), logits_->data<float>() + logits_->size());
-  return sampler_.sample(row_);
+  if (round_ && !round_->is_evaluated) {
+    round_->seconds = seconds(round_->begin, Clock::now());
+    round_->is_evaluated = true;
+  }
+  const auto n_vocab = static_cast<std::size_t>(logits_->shape(2));
+  const float* row = logits_->data<float>() + (round_ ? round_->n_accepted * n_vocab : 0);
+  row_.assign(row, row + n_vocab);
+  return row_;
+}
+
+// Few enough that the last token asked for, and any behind the context's end, need no place.
+std::vector<TokenId> Generation::drafts_after(TokenId token) {
+  text_.push_back(token);
+  const int n_room = session_.model().context() - static_cast<int>(session_.tokens().size()) - 1;
+  const int limit = std::min({options_.max_drafts, options_.max_tokens - n_generated_ - 1, n_room});
+  if (limit < 1) return {};
+  const int n_max = options_.adapts_drafts ? options_.drafter->length().choose(limit) : limit;
+  if (n_max < 1) return {};
+  std::vector<TokenId> drafts = options_.drafter->propose(text_, n_max);
+  check_drafts(drafts, n_max, session_.model().config().vocab_size);
+  return drafts;
+}
+
+// The forward pass over a token that was chosen, and over what may follow it.
+void Generation::schedule(TokenId token) {
+  Round round;
+  round.begin = Clock::now();
+  if (options_.drafter) round.drafts = drafts_after(token);
+  std::vector<TokenId> tokens = {token};
+  tokens.insert(tokens.end(), round.drafts.begin(), round.drafts.end());
+  if (!round.drafts.empty()) session_.begin_draft(static_cast<int>(tokens.size()));
+  try {
+    const mx::array logits = session_.forward(tokens, model::LogitRows::kAll);
+    logits_ = mx::contiguous(mx::astype(logits, mx::float32));
+    mx::async_eval(*logits_);
+  } catch (...) {
+    session_.roll_back_draft();
+    throw;
+  }
+  if (options_.drafter) round_ = std::move(round);
+}
+
+// The drafts that were right stay. is_last_judged: the one behind them was judged too, and wrong.
+void Generation::end_round(bool is_last_judged) {
+  if (!round_) return;
+  const Round round = *std::exchange(round_, std::nullopt);
+  const auto n_drafted = static_cast<int>(round.drafts.size());
+  const auto n_accepted = static_cast<int>(round.n_accepted);
+  if (n_drafted > 0) {
+    session_.commit_draft(1 + n_accepted);
+    counts_.n_drafted += n_drafted;
+    counts_.n_accepted += n_accepted;
+    ++counts_.n_rounds;
+  }
+  if (!round.is_evaluated) return;
+  const int n_judged = std::min(n_drafted, n_accepted + (is_last_judged ? 1 : 0));
+  options_.drafter->length().observe(n_drafted, n_judged, n_accepted, round.seconds);
 }
 
 std::optional<TokenId> Generation::next() {
   if (!logits_) return std::nullopt;
   if (is_cancelled()) return finish(FinishReason::kCancelled);
   if (n_generated_ >= options_.max_tokens) return finish(FinishReason::kLength);
-  const TokenId token = sample();
-  logits_.reset();
+  const std::span<float> row = next_row();
+  const bool has_draft = round_ && round_->n_accepted < round_->drafts.size();
+  const Verdict verdict =
+      has_draft ? judge(sampler_, row, round_->drafts[round_->n_accepted]) : Verdict{sampler_.sample(row), false};
+  const TokenId token = verdict.token;
   const auto& stops = options_.stop_tokens;
   if (std::find(stops.begin(), stops.end(), token) != stops.end()) return finish(FinishReason::kStop);
+  if (verdict.is_accepted) {
+    sampler_.accept(token);
+    text_.push_back(token);
+    ++n_generated_;
+    ++round_->n_accepted;
+    return token;  // its forward pass is done
+  }
+  logits_.reset();
+  end_round(true);
   sampler_.accept(token);
   ++n_generated_;
   const bool is_last = n_generated_ == options_.max_tokens;
   const bool is_full = session_.tokens().size() >= static_cast<std::size_t>(session_.model().context());
   if (!is_last && !is_full) {
-    logits_ = mx::astype(session_.forward(std::span(&token, 1), model::LogitRows::kLast), mx::float32);
-    mx::async_eval(*logits_);
+    schedule(token);
   }
   return token;
+}
+
+DraftCounts Generation::draft_counts() const {
+  DraftCounts counts = counts_;
+  if (round_ && !round_->drafts.empty()) {
+    counts.n_drafted += static_cast<int>(round_->drafts.size());
+    counts.n_accepted += static_cast<int>(round_->n_accepted);
+    ++counts.n_rounds;
+  }
+  return counts;
 }
 
 Completion generate(Session& session, std::span<const TokenId> prompt, const GenerateOptions& options,
@@ -183,6 +295,7 @@ Completion generate(Session& session, std::span<const TokenId> prompt, const Gen
     completion.text = stream->take_text();
   }
   completion.cached_tokens = generation.cached_tokens();
+  completion.drafts = generation.draft_counts();
   completion.prefill_s = seconds(start, first);
   completion.decode_s = seconds(first, Clock::now());
   completion.finish_reason = is_stopped ? FinishReason::kStop : generation.finish_reason();

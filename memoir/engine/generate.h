@@ -4,9 +4,13 @@
 //
 // "Ahead": when next() hands out a token, the forward pass over it has been scheduled already, so that the model works
 // while the caller detokenizes, prints or sends. Nothing is scheduled behind a stop token or the last token asked for.
+// With a drafter several tokens may come from one forward pass (speculate.h): the tokens are the same, they only come
+// faster. What is scheduled ahead then includes drafts, and the session holds them until they have been judged; when
+// the run ends, or the Generation goes, it holds the tokens that were handed out, as without a drafter.
 // Threads: the thread that owns MLX's work. Callbacks are called on it and may throw; the throw passes through, and
 // the session stays usable.
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <span>
@@ -18,6 +22,7 @@
 #include "memoir/engine/finish_reason.h"
 #include "memoir/engine/sampler.h"
 #include "memoir/engine/session.h"
+#include "memoir/engine/speculate.h"
 #include "memoir/text/tokenizer.h"
 
 namespace memoir::engine {
@@ -29,6 +34,10 @@ struct GenerateOptions {
   std::vector<TokenId> stop_tokens;       // end the text and are no part of it
   std::vector<std::string> stop_strings;  // the same, found in the text; ignored without a tokenizer
 
+  Drafter* drafter = nullptr;  // may be null; must outlive the run
+  int max_drafts = 8;          // in one forward pass, 1 to DraftLength::kMax
+  bool adapts_drafts = true;   // as many as pay; else always max_drafts
+
   /// After each chunk: tokens of the prompt done (cached ones included) and in all. May be empty.
   std::function<void(int n_done, int n_total)> on_prefill;
 
@@ -36,11 +45,22 @@ struct GenerateOptions {
   std::function<bool()> should_cancel;
 };
 
+/// What a drafter was worth.
+struct DraftCounts {
+  int n_drafted = 0;   // tokens
+  int n_accepted = 0;  // of these
+  int n_rounds = 0;    // forward passes with drafts
+};
+
 /// One run over one session. Make it, call start() once, then next() until it returns nullopt.
 class Generation {
  public:
-  /// Throws std::invalid_argument for an option out of its range.
+  /// Throws std::invalid_argument for an option out of its range, or if there is a drafter and a kind of the session's
+  /// cache can't take drafts back (the message names it).
   Generation(Session& session, GenerateOptions options);
+  ~Generation();
+  Generation(const Generation&) = delete;
+  Generation& operator=(const Generation&) = delete;
 
   /// Computes the prompt, without what the session's cache already holds of it.
   /// Throws std::invalid_argument if the prompt is empty, longer than the context, or has a token outside the
@@ -48,6 +68,8 @@ class Generation {
   void start(std::span<const TokenId> prompt);
 
   /// The next token, or nullopt at the end; a stop token is not handed out.
+  /// Throws std::invalid_argument if the drafter proposes too many tokens or one outside the vocabulary, and whatever
+  /// the drafter throws; the session then holds the tokens handed out so far.
   std::optional<TokenId> next();
 
   /// Of the prompt's tokens, those that were in the cache.
@@ -56,18 +78,35 @@ class Generation {
   /// Valid once next() has returned nullopt.
   FinishReason finish_reason() const { return finish_reason_; }
 
+  /// So far, the pass under way included.
+  DraftCounts draft_counts() const;
+
  private:
+  // A forward pass over a token and its drafts, of which the first n_accepted were right so far.
+  struct Round {
+    std::vector<TokenId> drafts;
+    std::size_t n_accepted = 0;
+    std::chrono::steady_clock::time_point begin;
+    double seconds = 0;
+    bool is_evaluated = false;
+  };
   bool is_cancelled();
   void prefill(std::span<const TokenId> rest, int n_total);
-  TokenId sample();
+  std::span<float> next_row();
+  std::vector<TokenId> drafts_after(TokenId token);
+  void schedule(TokenId token);
+  void end_round(bool is_last_judged);
   std::optional<TokenId> finish(FinishReason reason);
 
   Session& session_;
   GenerateOptions options_;
   Sampler sampler_;
-  std::optional<mlx::core::array> logits_;  // [1, 1, V], scheduled; nullopt when there is nothing left to sample
+  std::optional<mlx::core::array> logits_;  // [1, T, V], scheduled; nullopt when there is nothing left to sample
   std::vector<float> row_;                  // [V] float32, the sampler's scratch
   int n_generated_ = 0;
+  std::vector<TokenId> text_;   // prompt and tokens, for the drafter
+  std::optional<Round> round_;  // with a drafter, once the prompt is done
+  DraftCounts counts_;
   int cached_tokens_ = 0;
   FinishReason finish_reason_ = FinishReason::kLength;
 };
@@ -79,6 +118,7 @@ struct Completion {
   int cached_tokens = 0;
   double prefill_s = 0;  // until the first token was sampled
   double decode_s = 0;   // from there to the end
+  DraftCounts drafts;
   FinishReason finish_reason = FinishReason::kLength;
 };
 

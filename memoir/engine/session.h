@@ -7,6 +7,7 @@
 
 #include <mlx/array.h>
 
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -14,31 +15,59 @@
 #include "memoir/cache/kv.h"
 #include "memoir/model/model.h"
 
+namespace memoir::cache {
+class Transaction;
+}
+
 namespace memoir::engine {
 
 class Session {
  public:
   /// Throws as Model::make_cache.
   explicit Session(const model::Model& model, const cache::CacheOptions& options = {});
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
 
   const model::Model& model() const { return model_; }
   const std::vector<TokenId>& tokens() const { return tokens_; }
   const cache::ModelCache& cache() const { return cache_; }
 
+  /// Takes over a cache of this model's, from a file for instance, and the tokens that it holds.
+  /// Throws std::invalid_argument, the session unchanged, if it has not as many tokens, more than the model's context,
+  /// or layers that the model can't use (cache::fitted).
+  void adopt(cache::ModelCache cache, std::vector<TokenId> tokens);
+
   /// Rewinds the cache to the longest beginning that its tokens share with `prompt`, at most all but the prompt's
   /// last token: at least one token has to be computed to get logits. Where the cache can't go there, it is emptied.
-  /// Returns the number of the prompt's tokens that are in the cache now.
+  /// Returns the number of the prompt's tokens that are in the cache now. An open draft is rolled back before.
   int reuse(std::span<const TokenId> prompt);
 
   /// Model::forward on the session's cache, with its errors; on a throw the session is as before, or
   /// empty where the cache is. Rows are quantized once there are as many as the options say.
   mlx::core::array forward(std::span<const TokenId> tokens, model::LogitRows rows);
 
+  /// Opens a transaction (cache/transaction.h) over the next n_max tokens at most, with its errors.
+  void begin_draft(int n_max);
+  bool has_draft() const { return draft_ != nullptr; }
+
+  /// Tokens taken in since then; 0 if none is open.
+  int n_drafted() const;
+
+  /// Keeps the first n_tokens of them. Throws std::invalid_argument, the draft still open, if there are not so many or
+  /// none is open.
+  void commit_draft(int n_tokens);
+
+  /// As if the draft had not been; nothing if none is open.
+  void roll_back_draft() noexcept;
+
  private:
   const model::Model& model_;
   cache::CacheOptions options_;
   cache::ModelCache cache_;
   std::vector<TokenId> tokens_;
+  std::unique_ptr<cache::Transaction> draft_;
+  std::size_t n_before_draft_ = 0;  // tokens
 };
 
 }  // namespace memoir::engine

@@ -25,9 +25,8 @@ struct GatedMlp {
   std::size_t size_bytes() const { return gates.size_bytes() + ups.size_bytes() + down.size_bytes(); }
 };
 
-/// gate(gates) * ups, element by element. Both [..., n] float of one shape and type, which is the result's. Lazy. On the
-/// CPU the bits of an element depend on nothing else.
-/// Throws std::invalid_argument if the shapes or types differ.
+/// gate(gates) * ups, element by element. Both [..., n] float of one shape and type, which is the result's. Lazy. On
+/// the CPU the bits of an element depend on nothing else. Throws std::invalid_argument if the shapes or types differ.
 mlx::core::array gate_product(const mlx::core::array& gates, const mlx::core::array& ups, Gate gate);
 
 /// cap * tanh(x / cap), element by element: what keeps scores and logits below a cap. x: [..., n] float; cap above 0.

@@ -1,0 +1,53 @@
+#pragma once
+
+// A file that is written aside and takes its name only when it is whole: whoever opens the name, and whenever the
+// process is killed, finds the old file or the new one.
+//
+// One that is killed leaves "<name>.part-<number>" behind. A symbolic link stays, what it leads to is replaced; the
+// permissions of an old file stay too. Threads: one at a time.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string_view>
+
+namespace memoir {
+
+class ReplacedFile {
+ public:
+  /// Throws FileError naming `path`, with the system's reason, if there can be no such file: no such folder, a
+  /// directory or a device of that name, no permission.
+  explicit ReplacedFile(const std::filesystem::path& path);
+
+  /// Removes what was written unless commit() was called.
+  ~ReplacedFile();
+  ReplacedFile(const ReplacedFile&) = delete;
+  ReplacedFile& operator=(const ReplacedFile&) = delete;
+
+  /// Appends. Throws FileError.
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+
+  /// Writes over what is at `offset` already. Throws FileError.
+  void write_at(std::uint64_t offset, std::string_view text);
+
+  /// Waits until the disk has it all, then renames. Throws FileError; the old file is as it was then.
+  void commit();
+
+ private:
+  struct CloseFile {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+
+  [[noreturn]] void refuse(const std::string& why) const;
+
+  std::filesystem::path path_;
+  std::filesystem::path target_;  // where symbolic links lead
+  std::filesystem::path aside_;
+  std::unique_ptr<std::FILE, CloseFile> file_;
+};
+
+}  // namespace memoir

@@ -1,0 +1,258 @@
+#include "memoir/cache/prompt_file.h"
+
+#include <mlx/allocator.h>
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
+#include <array>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "memoir/base/error.h"
+#include "memoir/cache/arrays.h"
+#include "memoir/cache/composite.h"
+#include "memoir/cache/kv.h"
+#include "memoir/cache/recurrent.h"
+
+namespace mx = mlx::core;
+
+namespace memoir::cache {
+namespace {
+
+using Layers = std::vector<std::unique_ptr<LayerCache>>;
+
+mx::Dtype dtype_of(const SafetensorsTensor& tensor, const std::string& path) {
+  static const std::array<std::pair<std::string_view, mx::Dtype>, 12> kDtypes = {{{"F32", mx::float32},
+                                                                                  {"F16", mx::float16},
+                                                                                  {"BF16", mx::bfloat16},
+                                                                                  {"U32", mx::uint32},
+                                                                                  {"I32", mx::int32},
+                                                                                  {"I64", mx::int64},
+                                                                                  {"BOOL", mx::bool_},
+                                                                                  {"U8", mx::uint8},
+                                                                                  {"I8", mx::int8},
+                                                                                  {"U16", mx::uint16},
+                                                                                  {"I16", mx::int16},
+                                                                                  {"U64", mx::uint64}}};
+  for (const auto& [name, dtype] : kDtypes) {
+    if (tensor.dtype == name) return dtype;
+  }
+  throw UnsupportedError(path, tensor.name, "has the dtype " + tensor.dtype);
+}
+
+mx::array read_array(const SafetensorsFile& file, const SafetensorsTensor& tensor, Checksum& checksum) {
+  mx::Shape shape;
+  for (const std::int64_t size : tensor.shape) {
+    if (size > std::numeric_limits<int>::max()) {
+      throw FormatError(file.path(), tensor.name, "has an axis of " + std::to_string(size));
+    }
+    shape.push_back(static_cast<int>(size));
+  }
+  const mx::Dtype dtype = dtype_of(tensor, file.path());
+  mx::allocator::Data data = mx::allocator::malloc(tensor.size_bytes);
+  const std::span bytes{static_cast<std::byte*>(data.buffer().raw_ptr()), tensor.size_bytes};
+  file.read(tensor, bytes);
+  checksum.add(bytes);
+  return mx::array(std::move(data), std::move(shape), dtype);
+}
+
+// All tensors, in order.
+std::vector<mx::array> read_arrays(const SafetensorsFile& file, const std::string& expected_checksum) {
+  Checksum checksum;
+  std::vector<SafetensorsEntry> entries;
+  for (const SafetensorsTensor& tensor : file.tensors()) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
+  add_header(checksum, entries, file.metadata());
+  std::vector<mx::array> arrays;
+  for (const SafetensorsTensor& tensor : file.tensors()) arrays.push_back(read_array(file, tensor, checksum));
+  if (!expected_checksum.empty() && checksum.hex() != expected_checksum) {
+    throw FormatError(file.path(), std::string(kChecksumKey), "does not match: the file is damaged or was changed");
+  }
+  return arrays;
+}
+
+mx::array rows_between(const mx::array& a, int begin, int end) {
+  mx::Shape start(4, 0);
+  mx::Shape stop = a.shape();
+  start[2] = begin;
+  stop[2] = end;
+  return mx::slice(a, start, stop);
+}
+
+class Builder {
+ public:
+  Builder(const SafetensorsFile& file, const std::vector<mx::array>& arrays) : file_(file), arrays_(arrays) {}
+
+  Layers layers(const std::vector<PromptLayer>& entries) const {
+    Layers result;
+    for (const PromptLayer& entry : entries) result.push_back(layer(entry));
+    return result;
+  }
+
+ private:
+  std::unique_ptr<LayerCache> layer(const PromptLayer& entry) const {
+    try {
+      if (entry.kind == kNoCache) return nullptr;
+      if (entry.kind == "CacheList") return std::make_unique<CacheList>(layers(entry.children));
+      if (entry.kind == "RecurrentCache") return recurrent(entry);
+      if (entry.kind == "ArraysCache" || entry.kind == "MambaCache") return slots(entry);
+      return make_kv_cache(parse_kind(entry.kind).value(), rows(entry), entry.numbers);
+    } catch (const std::invalid_argument& refusal) {
+      throw FormatError(file_.path(), entry.key, refusal.what());
+    }
+  }
+
+  std::vector<mx::array> rows(const PromptLayer& entry) const {
+    std::vector<mx::array> state;
+    for (const auto& index : entry.tensors) {
+      const mx::array& all = arrays_[index.value()];
+      mx::array counted = entry.n_rows == all.shape(2) ? all : rows_between(all, 0, entry.n_rows);
+      if (entry.unfilled_row) {
+        const int row = *entry.unfilled_row;
+        counted = mx::concatenate({rows_between(counted, 0, row), rows_between(counted, row + 1, entry.n_rows)}, 2);
+      }
+      state.push_back(std::move(counted));
+    }
+    return state;
+  }
+
+  std::unique_ptr<LayerCache> slots(const PromptLayer& entry) const {
+    const std::size_t n_slots = entry.tensors.size() - 2;
+    std::vector<mx::array> state;
+    for (std::size_t i = 0; i < entry.tensors.size(); ++i) {
+      mx::array a = entry.tensors[i] ? arrays_[*entry.tensors[i]] : mx::zeros({0}, mx::float32);
+      // Both count down, in mlx-lm below zero.
+      if (i >= n_slots && entry.tensors[i] && a.dtype() == mx::int32) a = mx::maximum(a, mx::array(0));
+      state.push_back(std::move(a));
+    }
+    std::unique_ptr<ArraysCache> cache;
+    if (entry.kind == "MambaCache") {
+      cache = std::make_unique<MambaCache>();
+    } else {
+      cache = std::make_unique<ArraysCache>(static_cast<int>(n_slots));
+    }
+    cache->set_state(state, entry.numbers);
+    return cache;
+  }
+
+  std::unique_ptr<LayerCache> recurrent(const PromptLayer& entry) const {
+    std::vector<mx::array> state;
+    for (const auto& index : entry.tensors) state.push_back(arrays_[index.value()]);
+    RecurrentShape shape;
+    if (entry.has_tail) {
+      const mx::array& tail = state.front();
+      if (tail.ndim() != 3) throw std::invalid_argument("the tail has " + std::to_string(tail.ndim()) + " axes");
+      shape.tail_tokens = tail.shape(1);
+      shape.tail_channels = tail.shape(2);
+    }
+    if (!entry.has_tail || state.size() == 2) {
+      const mx::Shape& axes = state.back().shape();
+      if (axes.size() < 2) throw std::invalid_argument("the state has " + std::to_string(axes.size()) + " axes");
+      shape.state.assign(axes.begin() + 1, axes.end());
+    }
+    auto cache = std::make_unique<RecurrentCache>(shape);
+    cache->set_state(state, entry.numbers);
+    return cache;
+  }
+
+  const SafetensorsFile& file_;
+  const std::vector<mx::array>& arrays_;
+};
+
+// ---- fitted
+
+[[noreturn]] void refuse_layer(const std::string& key, const std::string& what) {
+  throw std::invalid_argument("[cache.fitted] layer " + key + " " + what);
+}
+
+std::string kind_text(const LayerCache* cache) {
+  return cache ? "a " + std::string(cache->kind()) : "no cache";
+}
+
+void fit_layers(Layers& loaded, const std::function<const LayerCache*(std::size_t)>& made, std::size_t n_made,
+                const std::string& key);
+
+void fit_states(std::unique_ptr<LayerCache>& loaded, const RecurrentCache& made, const std::string& key) {
+  const auto* slots = dynamic_cast<const ArraysCache*>(loaded.get());
+  const auto* same = dynamic_cast<const RecurrentCache*>(loaded.get());
+  if (!slots && !same) refuse_layer(key, "is " + kind_text(loaded.get()) + ", expected " + kind_text(&made));
+  std::vector<mx::array> state;
+  if (same) state = same->state();
+  for (int i = 0; slots && i < slots->n_slots(); ++i) {
+    if (slots->slot(i)) state.push_back(*slots->slot(i));
+  }
+  auto cache = std::make_unique<RecurrentCache>(made.shape());
+  try {
+    cache->set_state(state, {std::to_string(loaded->offset())});
+  } catch (const std::invalid_argument& refusal) {
+    refuse_layer(key, refusal.what());
+  }
+  loaded = std::move(cache);
+}
+
+void fit_layer(std::unique_ptr<LayerCache>& loaded, const LayerCache* made, const std::string& key) {
+  if (const auto* recurrent = dynamic_cast<const RecurrentCache*>(made); recurrent && loaded) {
+    return fit_states(loaded, *recurrent, key);
+  }
+  const auto refuse_kind = [&] {
+    refuse_layer(key, "is " + kind_text(loaded.get()) + ", expected " + kind_text(made));
+  };
+  if (!loaded || !made) {
+    if (loaded || made) refuse_kind();
+    return;
+  }
+  if (const auto* list = dynamic_cast<const CacheList*>(made)) {
+    auto* own = dynamic_cast<CacheList*>(loaded.get());
+    if (!own) refuse_kind();
+    Layers children = std::move(*own).release();
+    fit_layers(
+        children, [list](std::size_t i) { return list->find(i); }, list->n_children(), key + ".");
+    loaded = std::make_unique<CacheList>(std::move(children));
+    return;
+  }
+  if (const auto* rows = dynamic_cast<const KVCache*>(made)) {
+    const auto* own = dynamic_cast<const KVCache*>(loaded.get());
+    if (!own) refuse_kind();
+    const KVOptions a = own->options();
+    const KVOptions b = rows->options();
+    if (a.window != b.window || a.keep != b.keep || a.chunk != b.chunk) {
+      refuse_layer(key, "keeps other positions than the model's: it is " + kind_text(own) + ", expected " +
+                            kind_text(rows) + " of the same window, keep and chunk");
+    }
+    return;
+  }
+  if (loaded->kind() != made->kind()) refuse_kind();
+}
+
+void fit_layers(Layers& loaded, const std::function<const LayerCache*(std::size_t)>& made, std::size_t n_made,
+                const std::string& key) {
+  if (loaded.size() != n_made) {
+    throw std::invalid_argument("[cache.fitted] " + std::to_string(loaded.size()) + " layers, expected " +
+                                std::to_string(n_made));
+  }
+  for (std::size_t i = 0; i < loaded.size(); ++i) fit_layer(loaded[i], made(i), key + std::to_string(i));
+}
+
+}  // namespace
+
+PromptFile load_prompt_file(const std::filesystem::path& path) {
+  return load_prompt_file(SafetensorsFile::open(path));
+}
+
+PromptFile load_prompt_file(const SafetensorsFile& file) {
+  PromptIndex index = read_prompt_index(file);
+  const std::vector<mx::array> arrays = read_arrays(file, index.checksum);
+  Layers layers = Builder(file, arrays).layers(index.layers);
+  PromptFile loaded{ModelCache(std::move(layers)), std::move(index.metadata), index.format};
+  loaded.cache.materialize();
+  return loaded;
+}
+
+ModelCache fitted(ModelCache loaded, const ModelCache& made) {
+  Layers layers = std::move(loaded).release();
+  fit_layers(
+      layers, [&made](std::size_t i) { return made.find(i); }, made.n_layers(), "");
+  return ModelCache(std::move(layers));
+}
+
+}  // namespace memoir::cache

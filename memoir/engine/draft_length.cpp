@@ -1,0 +1,118 @@
+#include "memoir/engine/draft_length.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace memoir::engine {
+namespace {
+
+constexpr double kSecondsWeight = 0.3;
+constexpr double kMostChange = 0.25;  // of the present value, by one sample
+constexpr double kRateWeight = 0.1;
+constexpr int kBelieved = 5;
+constexpr int kShortestInterval = 4;
+constexpr int kLongestInterval = 512;
+
+std::size_t at(int n) {
+  return static_cast<std::size_t>(n);
+}
+
+}  // namespace
+
+int DraftLength::frontier() const {
+  int n = 0;
+  while (n < kMax && rates_[at(n)].n_samples >= kBelieved) ++n;
+  return n;
+}
+
+int DraftLength::n_measured() const {
+  return static_cast<int>(std::count_if(seconds_.begin(), seconds_.end(), [](const auto& s) { return s.has_value(); }));
+}
+
+std::optional<double> DraftLength::seconds(int n) const {
+  if (n < 0 || n > kMax) throw std::invalid_argument("[draft_length.seconds] n is " + std::to_string(n));
+  if (seconds_[at(n)]) return seconds_[at(n)];
+  int below = n;
+  int above = n;
+  while (below >= 0 && !seconds_[at(below)]) --below;
+  while (above <= kMax && !seconds_[at(above)]) ++above;
+  if (below < 0 && above > kMax) return std::nullopt;
+  if (below < 0) return seconds_[at(above)];
+  if (above > kMax) return seconds_[at(below)];
+  const double share = static_cast<double>(n - below) / (above - below);
+  return *seconds_[at(below)] + share * (*seconds_[at(above)] - *seconds_[at(below)]);
+}
+
+int DraftLength::best() const {
+  if (n_measured() < 2) return 0;
+  const int believed = frontier();
+  const int most = std::min(believed + 1, kMax);
+  const double beyond = believed > 0 ? rates_[at(believed - 1)].value : 1;
+  double tokens = 1;
+  double all_right = 1;
+  double cost = *seconds(0);
+  double best_rate = tokens / cost;
+  int best = 0;
+  for (int n = 1; n <= most; ++n) {
+    all_right *= n <= believed ? rates_[at(n - 1)].value : beyond;
+    tokens += all_right;
+    cost = std::max(cost, *seconds(n));  // more rows never cost less, whatever was measured
+    const double rate = tokens / cost;
+    if (!(rate > best_rate)) continue;
+    best_rate = rate;
+    best = n;
+  }
+  return best;
+}
+
+int DraftLength::choose(int limit) const {
+  if (limit < 0) throw std::invalid_argument("[draft_length.choose] limit is " + std::to_string(limit));
+  if (!seconds_[0]) return 0;
+  if (!seconds_[1]) return std::min(1, limit);
+  const int chosen = best();
+  const bool tries_more = rounds_to_probe_ <= 0;
+  return std::min({tries_more ? chosen + 1 : chosen, frontier() + 1, limit, kMax});
+}
+
+void DraftLength::learn(int position, bool is_right) {
+  Rate& rate = rates_[at(position)];
+  ++rate.n_samples;
+  // A plain mean at first.
+  const double weight = std::max(kRateWeight, 1.0 / rate.n_samples);
+  rate.value += weight * ((is_right ? 1 : 0) - rate.value);
+}
+
+void DraftLength::learn_seconds(int n_drafted, double seconds) {
+  std::optional<double>& known = seconds_[at(n_drafted)];
+  if (!known) {
+    known = seconds;
+    return;
+  }
+  const double most = kMostChange * *known;
+  *known += kSecondsWeight * std::clamp(seconds - *known, -most, most);
+}
+
+void DraftLength::observe(int n_drafted, int n_judged, int n_accepted, double seconds) {
+  if (n_accepted < 0 || n_accepted > n_judged || n_judged > n_drafted || n_drafted > kMax || !(seconds >= 0)) {
+    throw std::invalid_argument("[draft_length.observe] " + std::to_string(n_accepted) + " of " +
+                                std::to_string(n_judged) + " judged of " + std::to_string(n_drafted) + " drafts in " +
+                                std::to_string(seconds) + " seconds");
+  }
+  for (int i = 0; i < n_judged; ++i) learn(i, i < n_accepted);
+  if (n_drafted == last_drafted_) learn_seconds(n_drafted, seconds);
+  last_drafted_ = n_drafted;
+  if (rounds_to_probe_ < 0) {
+    probe_interval_ = std::min(2 * probe_interval_, kLongestInterval);
+    rounds_to_probe_ = probe_interval_;
+  } else {
+    --rounds_to_probe_;
+  }
+  const int chosen = best();
+  if (chosen == last_best_) return;
+  last_best_ = chosen;
+  probe_interval_ = kShortestInterval;
+  rounds_to_probe_ = kShortestInterval;
+}
+
+}  // namespace memoir::engine

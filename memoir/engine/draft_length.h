@@ -1,0 +1,68 @@
+#pragma once
+
+// How many tokens to draft next: as many as have paid so far.
+//
+// A round is one forward pass over the present token and n drafts; it yields one token and the drafts that were right.
+// The number chosen is the n in [0, frontier + 1] with the most expected tokens for its time,
+//   (1 + a1 + a1 a2 + ... + a1...an) / seconds(n)
+//   a_i         how often the i-th draft was right when those before it were: a moving average, believed from
+//               kBelieved samples on. Before, it is that of the last position that is believed (1 if none is).
+//   frontier    the positions up to which all are believed: so the length climbs one step at a time
+//   seconds(n)  a moving average for each n; between two known ones by proportion, outside as the nearest. A sample
+//               moves it by a quarter at most, so that one stall of the machine decides nothing. The first round of a
+//               length after another one isn't counted: it pays for the change.
+// 0 and 1 are measured first. From then on one more than the choice is tried now and then (for two rounds: the second
+// one is measured), at 4 rounds' distance, which doubles to 512 while the choice stays: where drafting doesn't pay it
+// costs next to nothing, and is noticed again. The rule follows the adaptive draft length of Ollama's MLX runner.
+//
+// Ownership: a value. Threads: one at a time. No clock of its own: times are told.
+
+#include <array>
+#include <optional>
+
+namespace memoir::engine {
+
+class DraftLength {
+ public:
+  static constexpr int kMax = 15;  // with the present token kSlack positions, what every kind of cache can take back
+
+  /// The number of drafts to ask for, 0 to `limit`. Throws std::invalid_argument if limit is negative.
+  int choose(int limit) const;
+
+  /// A round ended: so many were drafted, the first n_accepted of them right; n_judged of them came to be judged (fewer
+  /// than were drafted if the text ended). seconds: what the round took.
+  /// Throws std::invalid_argument unless 0 <= n_accepted <= n_judged <= n_drafted <= kMax and seconds >= 0.
+  void observe(int n_drafted, int n_judged, int n_accepted, double seconds);
+
+  /// Positions believed, one after the other from the first.
+  int frontier() const;
+
+  /// Rounds between two tries of a longer draft.
+  int probe_interval() const { return probe_interval_; }
+
+  /// Seconds of a round with n drafts; nullopt if none is known. Throws std::invalid_argument if n is outside [0,
+  /// kMax].
+  std::optional<double> seconds(int n) const;
+
+  /// The choice without the tries; 0 until two lengths have been measured.
+  int best() const;
+
+ private:
+  struct Rate {
+    double value = 1;
+    int n_samples = 0;
+  };
+
+  void learn(int position, bool is_right);
+  void learn_seconds(int n_drafted, double seconds);
+  int n_measured() const;
+
+  std::array<Rate, kMax> rates_;  // of the i-th draft, from 0
+  std::array<std::optional<double>, kMax + 1> seconds_;
+  int last_drafted_ = -1;
+  int last_best_ = -1;
+  int probe_interval_ = 4;
+  int rounds_to_probe_ = 4;
+};
+
+}  // namespace memoir::engine

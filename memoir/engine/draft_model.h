@@ -1,0 +1,38 @@
+#pragma once
+
+// Drafts from a smaller model with the same vocabulary: its likeliest tokens. It keeps a session of its own on the
+// text, in which drafts that were wrong are taken back.
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "memoir/engine/session.h"
+#include "memoir/engine/speculate.h"
+#include "memoir/text/tokenizer.h"
+
+namespace memoir::engine {
+
+class DraftModel final : public Drafter {
+ public:
+  /// n_vocab: of the model that is drafted for; only ids below it are proposed. Both must outlive this.
+  /// Throws std::invalid_argument if the draft model's cache can't take drafts back.
+  DraftModel(const model::Model& model, int n_vocab);
+
+  /// None where the draft model's context is full.
+  std::vector<TokenId> propose(std::span<const TokenId> tokens, int n_max) override;
+
+ private:
+  TokenId likeliest(const mlx::core::array& logits) const;
+  void keep_what_came(std::span<const TokenId> tokens);
+  mlx::core::array take_in(std::span<const TokenId> tokens);
+
+  Session session_;
+  int n_vocab_;
+};
+
+/// Why tokens of one can't stand for tokens of the other: the first id whose text differs, or the numbers of tokens.
+/// Empty if they are the same.
+std::string vocabulary_difference(const text::Tokenizer& target, const text::Tokenizer& draft);
+
+}  // namespace memoir::engine

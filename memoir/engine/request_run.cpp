@@ -1,0 +1,144 @@
+#include "memoir/engine/request_run.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "memoir/engine/log_probabilities.h"
+
+namespace memoir::engine {
+namespace {
+
+double seconds(RequestRun::Clock::time_point from, RequestRun::Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw std::invalid_argument("[engine.submit] " + what);
+}
+
+}  // namespace
+
+RequestRun::RequestRun(Request request, const Limits& limits, const text::Tokenizer* tokenizer,
+                       Clock::time_point submitted)
+    : request_(std::move(request)),
+      limits_(limits),
+      tokens_(std::move(request_.prompt)),
+      sampler_(request_.sampler, limits.n_vocab),
+      matcher_(request_.stop_strings),
+      submitted_(submitted) {
+  check(limits, tokenizer != nullptr);
+  if (tokenizer) detokenizer_.emplace(*tokenizer, text::Tokenizer::DecodeOptions{.skip_special = true});
+  sampler_.prime(tokens_);
+  counts_.prompt_tokens = static_cast<int>(tokens_.size());
+}
+
+void RequestRun::check(const Limits& limits, bool has_text) const {
+  if (tokens_.empty()) refuse("the prompt is empty, expected at least one token");
+  if (tokens_.size() > static_cast<std::size_t>(limits.n_context)) {
+    refuse("the prompt has " + std::to_string(tokens_.size()) + " tokens, more than the context of " +
+           std::to_string(limits.n_context));
+  }
+  for (const TokenId token : tokens_) {
+    if (token >= 0 && token < limits.n_vocab) continue;
+    refuse("token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(limits.n_vocab));
+  }
+  if (request_.max_tokens < 0) {
+    refuse("max_tokens is " + std::to_string(request_.max_tokens) + ", expected at least 0");
+  }
+  if (request_.n_likeliest && (*request_.n_likeliest < 0 || *request_.n_likeliest > limits.n_vocab)) {
+    refuse("n_likeliest is " + std::to_string(*request_.n_likeliest) + ", expected 0 to " +
+           std::to_string(limits.n_vocab));
+  }
+  if (!request_.stop_strings.empty() && !has_text) refuse("stop strings need a tokenizer, which the model hasn't");
+  if (!request_.on_event) refuse("on_event is empty");
+}
+
+void RequestRun::start(int n_cached, Clock::time_point now) {
+  if (started_) return;
+  started_ = now;
+  counts_.cached_tokens = n_cached;
+  counts_.queued_s = seconds(submitted_, now);
+}
+
+void RequestRun::report_prefill(int n_done) {
+  if (!first_token_) emit(PrefillEvent{n_done, counts_.prompt_tokens});
+}
+
+bool RequestRun::is_stop_token(TokenId token) const {
+  const auto& stops = request_.stop_tokens;
+  return std::find(stops.begin(), stops.end(), token) != stops.end();
+}
+
+std::optional<FinishReason> RequestRun::push(std::span<float> logits, Clock::time_point now) {
+  if (is_deaf_) return FinishReason::kCancelled;
+  if (!first_token_) first_token_ = now;
+  if (request_.max_tokens == 0) return FinishReason::kLength;
+  // Log probabilities are the model's, before a processor or the sampler changes anything.
+  std::vector<float> as_computed;
+  if (request_.n_likeliest) as_computed.assign(logits.begin(), logits.end());
+  if (request_.processor) request_.processor->apply(logits);
+  TokenEvent event{sampler_.sample(logits), {}, 0, {}};
+  if (request_.processor) request_.processor->accept(event.token);
+  if (is_stop_token(event.token)) return FinishReason::kStop;
+  sampler_.accept(event.token);
+  tokens_.push_back(event.token);
+  ++counts_.completion_tokens;
+  if (request_.n_likeliest) {
+    LogProbabilities values = log_probabilities(as_computed, event.token, *request_.n_likeliest);
+    event.log_probability = values.of_token;
+    event.likeliest = std::move(values.likeliest);
+  }
+  bool is_stopped = false;
+  if (detokenizer_) {
+    StopMatcher::Result result = matcher_.push(detokenizer_->push(event.token));
+    event.text = std::move(result.text);
+    is_stopped = result.stop.has_value();
+  }
+  emit(event);
+  if (is_stopped) return FinishReason::kStop;
+  if (is_deaf_) return FinishReason::kCancelled;
+  const bool is_full = tokens_.size() > static_cast<std::size_t>(limits_.n_context);
+  if (counts_.completion_tokens >= request_.max_tokens || is_full) return FinishReason::kLength;
+  return std::nullopt;
+}
+
+Event RequestRun::ending(FinishReason reason, Clock::time_point now) {
+  close(now);
+  if (!detokenizer_) return Finished{reason, {}, counts_};
+  try {
+    StopMatcher::Result rest = matcher_.push(detokenizer_->finish());
+    if (rest.stop) reason = FinishReason::kStop;
+    return Finished{reason, rest.text + matcher_.finish(), counts_};
+  } catch (const std::exception& error) {
+    return Failed{error.what(), counts_};
+  }
+}
+
+Event RequestRun::failure(std::string message, Clock::time_point now) {
+  close(now);
+  return Failed{std::move(message), counts_};
+}
+
+void RequestRun::close(Clock::time_point now) {
+  if (!started_) {
+    counts_.queued_s = seconds(submitted_, now);
+    return;
+  }
+  counts_.prefill_s = seconds(*started_, first_token_.value_or(now));
+  if (first_token_) counts_.decode_s = seconds(*first_token_, now);
+}
+
+void RequestRun::emit(const Event& event) {
+  if (!is_deaf_) send_last(event);
+}
+
+void RequestRun::send_last(const Event& event) {
+  try {
+    request_.on_event(event);
+  } catch (...) {
+    is_deaf_ = true;
+  }
+}
+
+}  // namespace memoir::engine

@@ -1,0 +1,82 @@
+#pragma once
+
+// One request on its way from logits to events: sampling, stopping, text, log probabilities, counts. No MLX.
+//
+// Events go to the request's on_event. Should it throw, nothing more is sent but the last event, and push() ends the
+// request as cancelled.
+// Threads: made anywhere, then used by one thread. Ownership: owns the request; refers to nothing.
+
+#include <chrono>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "memoir/engine/sampler.h"
+#include "memoir/engine/service.h"
+#include "memoir/engine/stop.h"
+#include "memoir/text/detokenizer.h"
+
+namespace memoir::engine {
+
+class RequestRun {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// What a request must fit.
+  struct Limits {
+    int n_vocab;
+    int n_context;  // the most tokens of prompt and answer together that a cache may hold
+  };
+
+  /// tokenizer: may be null, then there is no text. Throws as Service::submit.
+  RequestRun(Request request, const Limits& limits, const text::Tokenizer* tokenizer, Clock::time_point submitted);
+
+  /// The prompt and what was generated.
+  const std::vector<TokenId>& tokens() const { return tokens_; }
+  int priority() const { return request_.priority; }
+  const std::optional<Clock::time_point>& deadline() const { return request_.deadline; }
+  const Counts& counts() const { return counts_; }
+
+  /// It has a cache with its first n_cached tokens; also called when it goes on after having lost one.
+  void start(int n_cached, Clock::time_point now);
+
+  /// n_done of its tokens are computed. Sends PrefillEvent until the first token.
+  void report_prefill(int n_done);
+
+  /// Chooses the token that follows tokens() and sends it. logits: [V], scratch. Returns why the request ends, nullopt
+  /// if it goes on. Throws what sampling, the request's processor and detokenizing throw: it can only fail then.
+  std::optional<FinishReason> push(std::span<float> logits, Clock::time_point now);
+
+  /// The last event: Finished, for a stop string if the last characters complete one; Failed if they can't be
+  /// detokenized.
+  Event ending(FinishReason reason, Clock::time_point now);
+  Event failure(std::string message, Clock::time_point now);
+
+  /// Sends one of these.
+  void send_last(const Event& event);
+
+  bool is_started() const { return started_.has_value(); }
+  /// on_event has thrown.
+  bool is_deaf() const { return is_deaf_; }
+
+ private:
+  void check(const Limits& limits, bool has_text) const;
+  bool is_stop_token(TokenId token) const;
+  void emit(const Event& event);
+  void close(Clock::time_point now);
+
+  Request request_;
+  Limits limits_;
+  std::vector<TokenId> tokens_;
+  Sampler sampler_;
+  StopMatcher matcher_;
+  std::optional<text::StreamingDetokenizer> detokenizer_;
+  Counts counts_;
+  Clock::time_point submitted_;
+  std::optional<Clock::time_point> started_;
+  std::optional<Clock::time_point> first_token_;
+  bool is_deaf_ = false;
+};
+
+}  // namespace memoir::engine

@@ -1,0 +1,105 @@
+// `memoir cache`, and --prompt-cache of generate and chat. Files of mlx-lm's are in data/prompt_cache.
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/cli_runner.h"
+
+namespace memoir {
+namespace {
+
+using test::Outcome;
+
+class CliCache : public test::Cli {
+ protected:
+  static std::string golden(const std::string& name) {
+    return test::data("prompt_cache/" + name + ".safetensors").string();
+  }
+
+  Outcome generate(const std::string& tokens, const std::string& more = "") const {
+    return run("generate -m " + tiny() + " --tokens " + tokens + " -n 4 --temp 0 --json " + more);
+  }
+
+  std::string file() const { return in_folder("cache.safetensors"); }
+};
+
+TEST_F(CliCache, ShowTellsWhatAFileHolds) {
+  const Outcome text = run("cache show " + golden("list.v2"));
+  ASSERT_EQ(text.status, 0) << text.err;
+  EXPECT_NE(text.out.find("format v2, offset 6, tokens not known"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("0.0.0  RotatingKVCache, 4 rows, F16 [1,4,4,8], F16 [1,4,4,8], 512 bytes"), std::string::npos)
+      << text.out;
+
+  const Outcome json = run("cache show --json " + golden("kv.v1") + " " + golden("arrays.v2"));
+  ASSERT_EQ(json.status, 0) << json.err;
+  const auto kv = nlohmann::json::parse(json.out.substr(0, json.out.find('\n')));
+  EXPECT_EQ(kv.at("format"), "v1");
+  EXPECT_EQ(kv.at("metadata"), (nlohmann::json{{"about", "five"}, {"model", "a/b"}}));
+  EXPECT_EQ(kv.at("layers").size(), 2U);
+  EXPECT_EQ(kv.at("layers")[0].at("arrays")[0], (nlohmann::json{{"dtype", "F16"}, {"shape", {1, 4, 5, 8}}}));
+  const auto arrays = nlohmann::json::parse(json.out.substr(json.out.find('\n')));
+  EXPECT_EQ(arrays.at("layers")[0].at("kind"), "ArraysCache");
+}
+
+TEST_F(CliCache, CheckGivesTheReasonAndGoesOn) {
+  std::string bytes = test::read_file(golden("rotating.v2"));
+  bytes.pop_back();
+  test::write_file(file(), bytes);
+  const Outcome outcome = run("cache check " + file() + " " + golden("rotating.v2"));
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find(file() + ": "), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("truncated"), std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.out, golden("rotating.v2") + ": fine\n");
+}
+
+TEST_F(CliCache, ConvertChangesTheFormatAndQuantizes) {
+  ASSERT_EQ(run("cache convert --format v1 -o " + file() + " " + golden("quantized.v2")).status, 0);
+  EXPECT_NE(run("cache show " + file()).out.find("format v1"), std::string::npos);
+  test::fs::copy_file(golden("list.v2"), in_folder("list"));
+  const Outcome narrow = run("cache convert --quantize 8 --group-size 32 -o " + file() + " " + golden("kv.v2"));
+  EXPECT_EQ(narrow.status, 1);  // rows of 8
+  EXPECT_NE(narrow.err.find("kv.v2"), std::string::npos) << narrow.err;
+  EXPECT_NE(run("cache show " + file()).out.find("format v1"), std::string::npos);
+  expect_failure("cache convert --format v3 " + golden("kv.v2"), 2, "v3");
+  expect_failure("cache", 2, "subcommand");
+}
+
+TEST_F(CliCache, GenerateGoesOnWhereTheFileEnds) {
+  const Outcome alone = generate("1,2,3,4,5,6");
+  ASSERT_EQ(alone.status, 0) << alone.err;
+  const auto expected = nlohmann::json::parse(alone.out).at("tokens");
+  const Outcome first = generate("1,2,3,4", "--prompt-cache " + file());
+  ASSERT_EQ(first.status, 0) << first.err;
+  EXPECT_EQ(nlohmann::json::parse(first.out).at("cached_tokens"), 0);
+  const Outcome second = generate("1,2,3,4,5,6", "--prompt-cache " + file());
+  ASSERT_EQ(second.status, 0) << second.err;
+  EXPECT_EQ(nlohmann::json::parse(second.out).at("cached_tokens"), 4);
+  EXPECT_EQ(nlohmann::json::parse(second.out).at("tokens"), expected);
+  EXPECT_EQ(run("cache check " + file()).status, 0);
+}
+
+TEST_F(CliCache, GenerateLeavesFilesAloneThatItCanNotUse) {
+  const auto refused = [&](const std::string& bytes, const std::string& reason) {
+    test::write_file(file(), bytes);
+    const Outcome outcome = generate("1,2,3", "--prompt-cache " + file());
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_NE(outcome.err.find(file()), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find(reason), std::string::npos) << outcome.err;
+    EXPECT_EQ(test::read_file(file()), bytes);
+  };
+  refused("hello", "");
+  refused(test::read_file(golden("kv.v2")), "does not say of which model");
+  const Outcome other = run("generate -m " + test::data("mistral").string() + " --tokens 1,2,3 -n 2 --prompt-cache " +
+                            in_folder("other"));
+  ASSERT_EQ(other.status, 0) << other.err;
+  refused(test::read_file(in_folder("other")), "is of another model, \"mistral\"");
+  std::string damaged = test::read_file(in_folder("other"));
+  damaged.back() = static_cast<char>(~damaged.back());
+  test::write_file(in_folder("other"), damaged);
+  EXPECT_EQ(run("cache check " + in_folder("other")).status, 1);
+}
+
+}  // namespace
+}  // namespace memoir

@@ -1,0 +1,326 @@
+// The scheduler over real models: each request's tokens are those that engine::generate gives it alone, bit for bit of
+// the logits that chose them, since every draw depends on them.
+
+#include <gtest/gtest.h>
+#include <mlx/mlx.h>
+
+#include <atomic>
+#include <future>
+#include <random>
+
+#include "memoir/engine/generate.h"
+#include "memoir/engine/model_runner.h"
+#include "memoir/engine/prefix_store.h"
+#include "memoir/engine/scheduler.h"
+#include "memoir/engine/session.h"
+#include "memoir/model/load.h"
+#include "tests/fake_runner.h"
+#include "tests/model_files.h"
+
+namespace mx = mlx::core;
+
+namespace memoir::engine {
+namespace {
+
+using test::Listener;
+using test::Tokens;
+
+struct Case {
+  Tokens prompt;
+  int max_tokens;
+  SamplerOptions sampler;
+  std::optional<int> cancel_after;  // tokens
+};
+
+/// Prompts of mixed length, some beginning alike; some sampled, some cancelled.
+std::vector<Case> mixed_cases(int n_vocab, int max_prompt, int max_tokens) {
+  std::mt19937 random(20261127);
+  const auto number = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  Tokens common;
+  for (int i = 0; i < max_prompt / 2; ++i) common.push_back(number(0, n_vocab - 1));
+  std::vector<Case> cases;
+  for (int i = 0; i < 32; ++i) {
+    Case one{{}, number(1, max_tokens), {}, {}};
+    if (i % 3 == 0) one.prompt = common;
+    const int n_own = number(1, max_prompt - static_cast<int>(one.prompt.size()));
+    for (int k = 0; k < n_own; ++k) one.prompt.push_back(number(0, n_vocab - 1));
+    if (i % 2 == 0) {
+      one.sampler.temperature = 1;
+      one.sampler.repetition_penalty = 1.1;
+      one.sampler.seed = static_cast<std::uint64_t>(i);
+    }
+    if (i % 5 == 4) one.cancel_after = number(0, one.max_tokens);
+    cases.push_back(std::move(one));
+  }
+  return cases;
+}
+
+std::vector<Tokens> answers_alone(const std::filesystem::path& path, const std::vector<Case>& cases) {
+  const model::LoadedModel loaded = model::load_model(path);
+  std::vector<Tokens> answers;
+  for (const Case& one : cases) {
+    Session session(*loaded.model);
+    GenerateOptions options;
+    options.max_tokens = one.max_tokens;
+    options.sampler = one.sampler;
+    answers.push_back(generate(session, one.prompt, options, nullptr).tokens);
+  }
+  return answers;
+}
+
+/// Runs all cases at once, from two threads, and compares each with its answer alone.
+ServiceStats run_and_compare(std::unique_ptr<Service> service, const std::vector<Case>& cases,
+                             const std::vector<Tokens>& expected) {
+  std::vector<std::shared_ptr<Listener>> listeners;
+  for (std::size_t i = 0; i < cases.size(); ++i) listeners.push_back(std::make_shared<Listener>());
+  const auto client = [&](std::size_t first) {
+    for (std::size_t i = first; i < cases.size(); i += 2) {
+      Request request = test::request_for(cases[i].prompt, cases[i].max_tokens, listeners[i]);
+      request.sampler = cases[i].sampler;
+      auto id = std::make_shared<std::promise<RequestId>>();
+      if (cases[i].cancel_after) {
+        request.on_event = [&service, n_left = *cases[i].cancel_after, known = id->get_future().share(),
+                            send_on = request.on_event](const Event& event) mutable {
+          send_on(event);
+          const bool is_last = std::holds_alternative<Finished>(event) || std::holds_alternative<Failed>(event);
+          if (!is_last && n_left-- == 0) service->cancel(known.get());
+        };
+      }
+      id->set_value(std::get<RequestId>(service->submit(std::move(request))));
+      if (i % 4 > 1) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  };
+  std::thread second([&] { client(1); });
+  client(0);
+  second.join();
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    listeners[i]->wait();
+    EXPECT_FALSE(listeners[i]->failed) << listeners[i]->failed->message;
+    const Tokens& tokens = listeners[i]->tokens;
+    EXPECT_LE(tokens.size(), expected[i].size());
+    EXPECT_TRUE(tokens.size() == expected[i].size() || cases[i].cancel_after);
+    EXPECT_EQ(tokens, Tokens(expected[i].begin(), expected[i].begin() + static_cast<std::ptrdiff_t>(tokens.size())));
+  }
+  service->drain(std::chrono::steady_clock::now() + std::chrono::seconds(60));
+  return service->stats();
+}
+
+ServiceStats run_and_compare(const std::filesystem::path& path, const std::vector<Case>& cases,
+                             const std::vector<Tokens>& expected, const ServiceOptions& options) {
+  return run_and_compare(make_service(model::load_model(path), options), cases, expected);
+}
+
+class CountingRunner : public ModelRunner {
+ public:
+  CountingRunner(std::size_t n_kept, std::atomic<int>& n_created)
+      : ModelRunner(model::load_model(test::data("llama")).model, std::make_unique<KeptCaches>(n_kept)),
+        n_created_(n_created) {}
+  int create(SequenceId sequence, std::span<const TokenId> tokens, std::size_t max_cache_bytes) override {
+    ++n_created_;
+    return ModelRunner::create(sequence, tokens, max_cache_bytes);
+  }
+
+ private:
+  std::atomic<int>& n_created_;
+};
+
+TEST(SchedulerOnATinyModel, ThirtyTwoRequestsGetTheTokensTheyGetAlone) {
+  const std::vector<Case> cases = mixed_cases(160, 200, 40);
+  const std::vector<Tokens> expected = answers_alone(test::data("llama"), cases);
+  const ServiceStats stats =
+      run_and_compare(test::data("llama"), cases, expected, {.max_running = 8, .prefill_tokens_per_step = 48});
+  EXPECT_EQ(stats.n_submitted, 32U);
+  EXPECT_EQ(stats.n_cached_tokens, 0U);
+  EXPECT_EQ(stats.cache_bytes, 0U);
+}
+
+TEST(SchedulerOnATinyModel, KeptCachesChangeNoToken) {
+  const std::vector<Case> cases = mixed_cases(160, 200, 40);
+  const std::vector<Tokens> expected = answers_alone(test::data("llama"), cases);
+  const ServiceStats stats =
+      run_and_compare(test::data("llama"), cases, expected,
+                      {.max_running = 3, .prefill_tokens_per_step = 48, .prefix_cache_bytes = std::size_t{1} << 24});
+  EXPECT_GT(stats.n_cached_tokens, 0U);
+  EXPECT_GT(stats.prefix_cache_bytes, 0U);
+  EXPECT_LE(stats.prefix_cache_bytes, std::size_t{1} << 24);
+}
+
+TEST(SchedulerOnATinyModel, MakingRoomChangesNoToken) {
+  const std::vector<Case> cases = mixed_cases(160, 255, 200);
+  const std::vector<Tokens> expected = answers_alone(test::data("llama"), cases);
+  const CacheCost cost =
+      ModelRunner(model::load_model(test::data("llama")).model, std::make_unique<KeptCaches>(0)).cost();
+  ASSERT_GT(cost.bytes_per_token, 0U);
+  for (const std::size_t n_kept : {std::size_t{0}, std::size_t{1} << 24}) {
+    std::atomic<int> n_created = 0;
+    const auto make_runner = [&] { return std::make_unique<CountingRunner>(n_kept, n_created); };
+    const ServiceStats stats = run_and_compare(
+        make_service(make_runner, std::nullopt, {.max_cache_bytes = 3 * cost.bytes(256)}), cases, expected);
+    EXPECT_GT(n_created, 32) << "nobody was paged out";
+    EXPECT_EQ(stats.n_finished.at(FinishReason::kLength) + stats.n_finished.at(FinishReason::kCancelled), 32U);
+  }
+}
+
+TEST(SchedulerOnATinyModel, GreedyTokensAreTheReferences) {
+  const test::Tensors golden = mx::load_safetensors((test::data("llama") / "expected.safetensors").string()).first;
+  const auto tokens_of = [&](const char* name) {
+    mx::array a = golden.at(name);
+    mx::eval(a);
+    return Tokens(a.data<std::int32_t>(), a.data<std::int32_t>() + a.size());
+  };
+  const auto service = make_service(model::load_model(test::data("llama")), {.prefill_tokens_per_step = 7});
+  const auto listener = std::make_shared<Listener>();
+  service->submit(test::request_for(tokens_of("prompt"), 48, listener));
+  listener->wait();
+  EXPECT_EQ(listener->tokens, tokens_of("greedy"));
+}
+
+class ModelRunnerTest : public testing::Test {
+ protected:
+  std::unique_ptr<ModelRunner> runner(std::size_t n_kept) const {
+    return std::make_unique<ModelRunner>(model::load_model(test::data("llama")).model,
+                                         std::make_unique<KeptCaches>(n_kept));
+  }
+};
+
+TEST_F(ModelRunnerTest, EstimatesWhatACacheTakes) {
+  const auto runner_ = runner(0);
+  const Tokens tokens(300, 5);
+  for (const std::size_t n_tokens : {1U, 256U, 257U, 300U}) {
+    runner_->create(1, tokens, 1 << 30);
+    const StepRunner::Slice slice{1, std::span(tokens).first(n_tokens), false};
+    runner_->run({&slice, 1});
+    EXPECT_EQ(runner_->cache_bytes(1), runner_->cost().bytes(static_cast<int>(n_tokens)));
+    runner_->drop(1);
+  }
+}
+
+TEST_F(ModelRunnerTest, AStepThatCannotBeBuiltMovesNoSequence) {
+  const auto runner_ = runner(0);
+  const Tokens good(20, 5);
+  const Tokens bad{1, 2, 99'999};
+  runner_->create(1, good, 1 << 30);
+  runner_->create(2, bad, 1 << 30);
+  const StepRunner::Slice first{1, std::span(good).first(10), false};
+  runner_->run({&first, 1});
+  const std::vector<StepRunner::Slice> both{{1, std::span(good).subspan(10), true}, {2, bad, true}};
+  EXPECT_THROW(runner_->run(both), std::invalid_argument);
+  EXPECT_EQ(runner_->offset(1), 10);
+  EXPECT_EQ(runner_->offset(2), 0);
+  const std::vector<std::span<float>> rows = runner_->run({both.data(), 1});
+  const std::vector<float> after_failure(rows[0].begin(), rows[0].end());
+  runner_->create(3, good, 1 << 30);
+  const StepRunner::Slice whole{3, good, true};
+  const std::span<float> row = runner_->run({&whole, 1})[0];
+  EXPECT_EQ(after_failure, std::vector<float>(row.begin(), row.end()));
+  EXPECT_THROW(runner_->create(3, good, 1 << 30), std::invalid_argument);
+  EXPECT_THROW(runner_->offset(4), std::invalid_argument);
+}
+
+TEST_F(ModelRunnerTest, ACacheThatIsTooLargeStaysInTheStore) {
+  const auto runner_ = runner(std::size_t{1} << 30);
+  const Tokens tokens(300, 5);
+  runner_->create(1, tokens, 1 << 30);
+  const StepRunner::Slice slice{1, tokens, false};
+  runner_->run({&slice, 1});
+  runner_->retire(1, tokens);
+  const std::size_t n_kept = runner_->kept_bytes();
+  EXPECT_EQ(n_kept, runner_->cost().bytes(300));
+  EXPECT_EQ(runner_->create(2, std::span(tokens).first(200), n_kept - 1), 0);
+  EXPECT_EQ(runner_->kept_bytes(), n_kept);
+  EXPECT_EQ(runner_->create(3, std::span(tokens).first(200), n_kept), 199);
+  EXPECT_EQ(runner_->kept_bytes(), 0U);
+}
+
+class KeptCachesTest : public testing::Test {
+ protected:
+  cache::ModelCache computed(const Tokens& tokens) const {
+    cache::ModelCache cache = loaded_.model->make_cache();
+    loaded_.model->forward(tokens, cache, model::LogitRows::kLast);
+    mx::eval(cache.state());
+    return cache;
+  }
+  void give(KeptCaches& store, const Tokens& tokens) const { store.give(tokens, computed(tokens)); }
+  int taken(KeptCaches& store, const Tokens& prompt) const {
+    const auto restored = store.take(prompt);
+    return restored ? restored->cache.offset() : -1;
+  }
+
+  model::LoadedModel loaded_ = model::load_model(test::data("llama"));
+  const std::size_t n_one_ = computed({1}).size_bytes();  // of any cache of up to 256 tokens
+};
+
+TEST_F(KeptCachesTest, HandsOutTheLongestSharedBeginningOnce) {
+  KeptCaches store(10 * n_one_);
+  give(store, {1, 2, 3, 4});
+  give(store, {1, 2, 3, 9, 9, 9});
+  EXPECT_EQ(store.bytes(), 2 * n_one_);
+  EXPECT_EQ(taken(store, {1, 2, 3, 4, 5, 6}), 4);
+  EXPECT_EQ(taken(store, {1, 2, 3, 4, 5, 6}), 3);  // of the other one
+  EXPECT_EQ(taken(store, {1, 2, 3, 4, 5, 6}), -1);
+  EXPECT_EQ(store.bytes(), 0U);
+}
+
+TEST_F(KeptCachesTest, LeavesAtLeastOneTokenToCompute) {
+  KeptCaches store(10 * n_one_);
+  give(store, {1, 2, 3, 4});
+  EXPECT_EQ(taken(store, {1, 2, 3, 4}), 3);
+  give(store, {1, 2, 3, 4});
+  EXPECT_EQ(taken(store, {1}), -1);
+  EXPECT_EQ(taken(store, {}), -1);
+  EXPECT_EQ(store.n_caches(), 1U);
+}
+
+TEST_F(KeptCachesTest, DoesNotThrowAwayMoreThanItSaves) {
+  KeptCaches store(10 * n_one_);
+  give(store, {1, 2, 3, 4, 5, 6, 7});
+  EXPECT_EQ(taken(store, {1, 2, 3, 9}), -1);
+  EXPECT_EQ(taken(store, {1, 2, 3, 4, 9}), 4);
+}
+
+TEST_F(KeptCachesTest, DropsTheLeastRecentlyUsedAndWhatIsRepeated) {
+  KeptCaches store(2 * n_one_);
+  give(store, {1, 2});
+  give(store, {1, 2, 3});  // has all of the first
+  EXPECT_EQ(store.n_caches(), 1U);
+  give(store, {5, 6, 7, 8});
+  give(store, {1, 2});  // {1, 2, 3} has all of it, and was used now
+  EXPECT_EQ(store.n_caches(), 2U);
+  give(store, {9, 9});
+  EXPECT_EQ(store.n_caches(), 2U);
+  EXPECT_EQ(store.bytes(), 2 * n_one_);
+  EXPECT_EQ(taken(store, {5, 6, 7, 8, 9}), -1);
+  EXPECT_EQ(taken(store, {1, 2, 3, 4}), 3);
+  store.clear();
+  EXPECT_EQ(store.bytes(), 0U);
+  EXPECT_THROW(store.give({1}, computed({1, 2})), std::invalid_argument);
+  KeptCaches none(n_one_ - 1);
+  give(none, {1, 2});
+  EXPECT_EQ(none.n_caches(), 0U);
+}
+
+TEST(SchedulerOnSmolLM2, ThirtyTwoRequestsGetTheTokensTheyGetAlone) {
+  const std::vector<Case> cases = mixed_cases(49'152, 80, 10);
+  const std::vector<Tokens> expected = answers_alone(MEMOIR_TEST_SMOLLM2, cases);
+  run_and_compare(MEMOIR_TEST_SMOLLM2, cases, expected, {.max_running = 12, .prefill_tokens_per_step = 70});
+  const ServiceStats stats =
+      run_and_compare(MEMOIR_TEST_SMOLLM2, cases, expected,
+                      {.max_running = 6, .prefill_tokens_per_step = 50, .prefix_cache_bytes = std::size_t{1} << 29});
+  EXPECT_GT(stats.n_cached_tokens, 0U);
+}
+
+TEST(SchedulerOnSmolLM2, StreamsTextThatEndsBeforeAStopString) {
+  model::LoadedModel loaded = model::load_model(MEMOIR_TEST_SMOLLM2);
+  const Tokens prompt = loaded.tokenizer->encode("The capital of France is");
+  const auto service = make_service(std::move(loaded), {});
+  const auto listener = std::make_shared<Listener>();
+  Request request = test::request_for(prompt, 16, listener);
+  request.stop_strings = {"Par", "xyz"};
+  service->submit(std::move(request));
+  listener->wait();
+  EXPECT_EQ(listener->text, " ");
+  EXPECT_EQ(listener->finished->reason, FinishReason::kStop);
+}
+
+}  // namespace
+}  // namespace memoir::engine
