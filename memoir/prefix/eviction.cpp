@@ -1,0 +1,235 @@
+#include "memoir/prefix/eviction.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <stdexcept>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace memoir::prefix {
+namespace {
+
+constexpr double kPriorCount = 8;
+constexpr double kRowsWeight = 0.5;
+
+// A quarter of the edge at least, so that trimming a long edge bit by bit copies each of its rows three times at most.
+constexpr int kTrimPart = 4;
+constexpr int kMinTrim = 64;
+
+bool is_amount(double x) {
+  return x >= 0 && std::isfinite(x);
+}
+
+// The candidates that go first, one for each node, in the order in which they go. A candidate's score may be found
+// higher when its turn comes (the ancestor that it was counted from has gone); what gets a lower one must be told by
+// update(). (Not told: payloads whose part of a shared storage has grown. They go a little later than they should.)
+class Queue {
+ public:
+  Queue(Trie& trie, const Eviction& eviction) : trie_(trie), eviction_(eviction) {
+    std::vector<std::pair<Candidate, Node*>> all;
+    trie.visit([&](Node& node) {
+      if (const auto candidate = eviction.candidate(trie, node)) all.emplace_back(*candidate, &node);
+    });
+    if (all.size() > kAtOnce) {  // most scans are for a few: to sort all of 100,000 takes ten times as long
+      std::nth_element(all.begin(), all.begin() + kAtOnce, all.end(),
+                       [](const auto& a, const auto& b) { return a.first < b.first; });
+      last_ = all[kAtOnce].first;
+      all.resize(kAtOnce);
+    }
+    for (const auto& [candidate, node] : all) places_[node] = order_.emplace(candidate, node).first;
+  }
+
+  void update(Node& node) {
+    erase(node);
+    const auto candidate = eviction_.candidate(trie_, node);
+    if (candidate) places_[&node] = order_.emplace(*candidate, &node).first;
+  }
+
+  // Takes the first one out. A null node: there is none, or it may be among those that were left out; a new queue
+  // tells.
+  std::pair<Candidate, Node*> pop() {
+    while (!order_.empty()) {
+      const auto first = order_.begin();
+      Node* const node = first->second;
+      const Candidate stale = first->first;
+      if (last_ && *last_ < stale) break;
+      erase(*node);
+      const auto candidate = eviction_.candidate(trie_, *node);
+      if (!candidate) continue;
+      if (!(stale < *candidate)) return {*candidate, node};
+      places_[node] = order_.emplace(*candidate, node).first;
+    }
+    return {{}, nullptr};
+  }
+
+ private:
+  using Order = std::map<Candidate, Node*>;
+  static constexpr std::ptrdiff_t kAtOnce = 64;
+
+  void erase(const Node& node) {
+    const auto place = places_.find(&node);
+    if (place == places_.end()) return;
+    order_.erase(place->second);
+    places_.erase(place);
+  }
+
+  Trie& trie_;
+  const Eviction& eviction_;
+  Order order_;
+  std::unordered_map<const Node*, Order::iterator> places_;
+  std::optional<Candidate> last_;  // the first of those left out
+};
+
+// The end of the chain without branches and checkpoints that begins at `node`: a leaf there owns the chain's rows.
+Node& chain_end(Node& node) {
+  Node* end = &node;
+  while (end->checkpoint() == nullptr && end->children().size() == 1) end = end->children().begin()->second.get();
+  return *end;
+}
+
+}  // namespace
+
+double RecomputeCost::operator()(int from, int to) const {
+  const double a = from;
+  const double b = to;
+  return per_token * (b - a) + per_pair * (b * b - a * a) / 2;
+}
+
+bool Candidate::operator<(const Candidate& other) const {
+  const auto order = [](const Candidate& c) { return std::tuple(c.score, c.victim, c.last_use, -c.to, c.id); };
+  return order(*this) < order(other);
+}
+
+Eviction::Eviction(EvictionOptions options) : options_(options) {
+  const bool are_amounts = is_amount(options.cost.per_token) && is_amount(options.cost.per_pair) &&
+                           std::all_of(options.prior.begin(), options.prior.end(), is_amount);
+  if (!are_amounts) throw std::invalid_argument("[prefix.Eviction] costs and priors must be at least 0");
+}
+
+double Eviction::weight(const Trie& trie, const Node& node) const {
+  if (node.checkpoint() == nullptr) return node.n_hits() + kRowsWeight;
+  const auto rule = static_cast<std::size_t>(node.rule());
+  const TrieCounters& counters = trie.counters();
+  return node.n_hits() + (static_cast<double>(counters.n_used[rule]) + kPriorCount * options_.prior[rule]) /
+                             (static_cast<double>(counters.n_placed[rule]) + kPriorCount);
+}
+
+int Eviction::restorable_above(const Node& node) const {
+  const Node* above = node.parent();
+  if (!options_.needs.checkpoint) return above->to();
+  while (!above->is_root() && above->checkpoint() == nullptr) above = above->parent();
+  return above->to();
+}
+
+bool Eviction::is_dead(const Node& leaf) const {
+  const bool is_empty = leaf.rows() == nullptr && leaf.checkpoint() == nullptr;
+  return is_empty || (options_.needs.rows && leaf.rows() == nullptr) ||
+         (options_.needs.checkpoint && leaf.checkpoint() == nullptr);
+}
+
+std::optional<Candidate> Eviction::candidate(const Trie& trie, const Node& node) const {
+  if (node.is_root() || node.n_pins() > 0) return std::nullopt;
+  const std::size_t bytes = node.checkpoint() != nullptr ? trie.ledger().share_bytes(*node.checkpoint()) : 0;
+  Candidate result = {Victim::kCheckpoint, 0, 0, bytes, node.from(), node.to(), node.last_use(), node.id()};
+  double cost = options_.needs.checkpoint ? options_.cost(restorable_above(node), node.to()) : 0;
+  if (!node.is_leaf()) {
+    if (bytes == 0) return std::nullopt;  // there is none, or one that is lazy still
+  } else {
+    const bool dead = is_dead(node);
+    result.victim = dead ? Victim::kDeadLeaf : Victim::kRows;
+    result.bytes += leaf_bytes(trie, node);
+    if (!dead && !options_.needs.checkpoint) {
+      const int n_trimmed = std::max(kMinTrim, node.n_keys() / kTrimPart);
+      if (n_trimmed < node.n_keys()) {
+        result.from = node.to() - n_trimmed;
+        result.bytes = static_cast<std::size_t>(static_cast<double>(result.bytes) * n_trimmed / node.n_keys());
+      }
+      cost = options_.cost(result.from, node.to());
+    }
+  }
+  result.value = weight(trie, node) * cost / static_cast<double>(std::max<std::size_t>(1, result.bytes));
+  result.score = node.clock() + result.value;
+  if (result.victim == Victim::kDeadLeaf) result.score = -std::numeric_limits<double>::infinity();
+  return result;
+}
+
+// What a leaf holds beside its checkpoint, and the rows above it that only it needs.
+std::size_t Eviction::leaf_bytes(const Trie& trie, const Node& leaf) const {
+  std::size_t bytes = 0;
+  const Node* node = &leaf;
+  do {
+    bytes += Node::kBytes + node->keys().size_bytes();
+    if (node->rows() != nullptr) bytes += trie.ledger().share_bytes(*node->rows());
+    node = node->parent();
+  } while (options_.needs.checkpoint && !node->is_root() && node->checkpoint() == nullptr &&
+           node->children().size() == 1);
+  return bytes;
+}
+
+void Eviction::evict(Trie& trie, Node& node, const Candidate& candidate) {
+  const std::size_t bytes_before = trie.size_bytes();
+  const std::size_t keys_before = trie.n_keys();
+  if (candidate.victim == Victim::kCheckpoint) {
+    trie.drop_checkpoint(node, Join::kLater);
+    ++counters_.n_checkpoints;
+  } else if (candidate.from > node.from()) {
+    trie.trim(node, candidate.from, Join::kLater);
+    ++counters_.n_trims;
+  } else {
+    trie.remove(node, Join::kLater);
+    ++counters_.n_leaves;
+  }
+  trie.advance_clock(candidate.score);  // a dead leaf's is no advance
+  counters_.n_keys += keys_before - trie.n_keys();
+  counters_.n_bytes += bytes_before - std::min(bytes_before, trie.size_bytes());
+}
+
+bool Eviction::make_room(Trie& trie, std::size_t budget, std::size_t n_bytes) {
+  const std::size_t target = budget - std::min(budget, n_bytes);
+  // Joining may take rows out of a storage that others still hold, and so make the trie larger again.
+  while (trie.size_bytes() > target) {
+    bool has_evicted = false;
+    while (evict_some(trie, target)) has_evicted = true;
+    if (!has_evicted) break;
+    trie.join_chains();
+  }
+  return n_bytes <= budget && trie.size_bytes() <= target;
+}
+
+// Returns whether anything went.
+bool Eviction::evict_some(Trie& trie, std::size_t target) {
+  if (trie.size_bytes() <= target) return false;
+  Queue queue(trie, *this);
+  bool has_evicted = false;
+  while (trie.size_bytes() > target) {
+    const auto [candidate, node] = queue.pop();
+    if (node == nullptr) break;
+    const bool stays = candidate.victim == Victim::kCheckpoint || candidate.from > node->from();
+    Node* const changed = stays ? node : node->parent();
+    evict(trie, *node, candidate);
+    has_evicted = true;
+    // A leaf may own more rows now, or have become one.
+    if (!changed->is_root()) queue.update(chain_end(*changed));
+  }
+  return has_evicted;
+}
+
+bool Eviction::evict_one(Trie& trie) {
+  std::optional<Candidate> first;
+  Node* victim = nullptr;
+  trie.visit([&](Node& node) {
+    const auto candidate = this->candidate(trie, node);
+    if (!candidate || (first && !(*candidate < *first))) return;
+    first = candidate;
+    victim = &node;
+  });
+  if (victim != nullptr) evict(trie, *victim, *first);
+  return victim != nullptr;
+}
+
+}  // namespace memoir::prefix

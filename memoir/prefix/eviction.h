@@ -1,0 +1,105 @@
+#pragma once
+
+// What goes when the trie holds more bytes than it may.
+//
+// Candidates: the checkpoint of a node with children (its rows stay, those below need them), and a leaf. A leaf that
+// needs a checkpoint goes whole; without that need its rows are trimmed from the end. What lies above a pin never goes.
+// A leaf that nothing can be restored from (no checkpoint where one is needed, no rows where they are) goes first.
+//
+// The rest goes by lowest score, GDSF's (Cherkasova 1998, "Improving WWW proxies performance with Greedy-Dual-Size-
+// Frequency caching policy"), with Marconi's cost (Pan et al., MLSys 2025: FLOPs saved for each byte):
+//
+//   score = clock at last use + weight * cost(nearest restorable ancestor, end) / bytes
+//
+//   cost    what a request that ends here would have to compute if it were gone. a and b in tokens:
+//           per_token * (b - a) + per_pair * (b^2 - a^2) / 2
+//   bytes   the checkpoint, shared storages by their parts; of a leaf that goes whole also keys and the rows that
+//   nobody
+//           else needs then: its own and those above it, up to the next checkpoint or branch
+//   weight  hits of the node itself, plus how likely a first one is: of the checkpoints that the same rule placed, the
+//           part that was ever used, (used + 8 * prior) / (placed + 8). Rows alone: 1/2.
+//   clock   the score of what was last evicted, at the time of the last use: what is not used ages, as the clock goes
+//   on
+//
+// Of equal scores a checkpoint goes before rows, then the one that was used longer ago, then the deeper. So the order
+// depends on nothing but the calls made on the trie.
+//
+// Cost: make_room looks at every node once for each 64 that go, and at a few for each of them.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "memoir/prefix/trie.h"
+
+namespace memoir::prefix {
+
+struct RecomputeCost {
+  double per_token = 1;
+  double per_pair = 0;  // of a query and a key: attention's part
+
+  /// Of the positions [from, to).
+  double operator()(int from, int to) const;
+};
+
+struct EvictionOptions {
+  Needs needs = {};
+  RecomputeCost cost = {};
+  PerRule<double> prior = {0.5, 0.3, 0.5, 0.1, 0.05, 0.5};  // of a first hit, by rule
+};
+
+enum class Victim { kDeadLeaf, kCheckpoint, kRows };
+
+/// What may go, of one node.
+struct Candidate {
+  Victim victim;
+  double score;       // of a dead leaf: -infinity
+  double value;       // weight * cost / bytes
+  std::size_t bytes;  // as above
+  int from;           // where a leaf would be cut; the node's from() if it goes whole
+  int to;
+  std::uint64_t last_use;
+  std::uint64_t id;
+
+  bool operator<(const Candidate& other) const;  // goes earlier
+};
+
+struct EvictionCounters {
+  std::uint64_t n_checkpoints = 0;
+  std::uint64_t n_leaves = 0;  // went whole
+  std::uint64_t n_trims = 0;
+  std::uint64_t n_keys = 0;  // that are no longer matched
+  std::uint64_t n_bytes = 0;
+};
+
+class Eviction {
+ public:
+  /// Throws std::invalid_argument if a cost or prior is negative or not a number.
+  explicit Eviction(EvictionOptions options);
+
+  /// Drops until trie.size_bytes() + n_bytes <= budget, and joins chains. Returns false if that can't be reached: what
+  /// is left is pinned, or n_bytes is more than the budget.
+  bool make_room(Trie& trie, std::size_t budget, std::size_t n_bytes = 0);
+
+  /// What may go of this node; nullopt if nothing.
+  std::optional<Candidate> candidate(const Trie& trie, const Node& node) const;
+
+  /// Drops the first candidate of all; false if there is none. Looks at every node, and leaves chains unjoined:
+  /// make_room does the same in less time.
+  bool evict_one(Trie& trie);
+
+  const EvictionCounters& counters() const { return counters_; }
+
+ private:
+  double weight(const Trie& trie, const Node& node) const;
+  int restorable_above(const Node& node) const;
+  bool is_dead(const Node& leaf) const;
+  std::size_t leaf_bytes(const Trie& trie, const Node& leaf) const;
+  bool evict_some(Trie& trie, std::size_t target);
+  void evict(Trie& trie, Node& node, const Candidate& candidate);
+
+  EvictionOptions options_;
+  EvictionCounters counters_;
+};
+
+}  // namespace memoir::prefix
