@@ -92,8 +92,8 @@ struct Pool {
         stored_keys(stored_as(keys, format)),
         stored_values(stored_as(values, format)) {
     mx::eval(keys, values);
-    mx::eval(arrays_of(stored_keys));
-    mx::eval(arrays_of(stored_values));
+    mx::eval(stored_keys.arrays());
+    mx::eval(stored_values.arrays());
   }
 
   static mx::array random_rows(int dim, unsigned seed, mx::Dtype dtype) {
@@ -127,8 +127,8 @@ bool same_row(const mx::array& a, int a_row, const mx::array& b, int b_row) {
 }
 
 bool same_row(const kernels::KvBuffer& a, int a_row, const kernels::KvBuffer& b, int b_row) {
-  const std::vector<mx::array> x = arrays_of(a);
-  const std::vector<mx::array> y = arrays_of(b);
+  const std::vector<mx::array> x = a.arrays();
+  const std::vector<mx::array> y = b.arrays();
   for (std::size_t i = 0; i < x.size(); ++i) {
     if (!same_row(x[i], a_row, y[i], b_row)) return false;
   }
@@ -465,8 +465,8 @@ class Sequence {
 
 // Each readable row is the list's; with `expected`, the positions are these.
 void Sequence::check_history(const Subject& subject, const History& history, const std::vector<int>* expected) const {
-  mx::eval(arrays_of(history.keys));
-  mx::eval(arrays_of(history.values));
+  mx::eval(history.keys.arrays());
+  mx::eval(history.values.arrays());
   ASSERT_NO_THROW(kernels::check_history("test", history));
   std::vector<int> positions;
   for (const kernels::KvRange& range : history.ranges) {
@@ -641,8 +641,8 @@ TEST_P(CacheContract, QuantizesAFilledCache) {
     EXPECT_LT(quantized.size_bytes(), cache.size_bytes());
     EXPECT_EQ(converted->to_quantized(quantization), nullptr);
     const History history = *converted->view();
-    mx::eval(arrays_of(history.keys));
-    mx::eval(arrays_of(expected));
+    mx::eval(history.keys.arrays());
+    mx::eval(expected.arrays());
     ASSERT_EQ(history.ranges.size(), cache.view()->ranges.size());
     for (const kernels::KvRange& range : history.ranges) {
       for (int i = 0; i < range.n_rows; ++i) {

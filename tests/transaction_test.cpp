@@ -109,13 +109,13 @@ void expect_holds(LayerCache& cache, const Tokens& tokens) {
 
 void feed(ModelCache& cache, const Tokens& tokens, int n) {
   for (std::size_t i = 0; i < cache.n_layers(); ++i) {
-    if (LayerCache* layer = cache.find_layer(i)) feed(*layer, tokens, n);
+    if (LayerCache* layer = cache.find(i)) feed(*layer, tokens, n);
   }
 }
 
 void expect_holds(const ModelCache& cache, const Tokens& tokens) {
   for (std::size_t i = 0; i < cache.n_layers(); ++i) {
-    if (LayerCache* layer = cache.find_layer(i)) {
+    if (LayerCache* layer = cache.find(i)) {
       ASSERT_NO_FATAL_FAILURE(expect_holds(*layer, tokens)) << "layer " << i;
     }
   }
@@ -224,7 +224,7 @@ TEST(Transaction, LeavingItWithoutACommitRollsBack) {
   const auto fails = [&] {
     Transaction transaction = Transaction::begin(cache, 5);
     feed(cache, drafted, 2);
-    feed(*cache.find_layer(0), drafted, 1);  // a forward pass that fails in the second layer
+    feed(*cache.find(0), drafted, 1);  // a forward pass that fails in the second layer
     throw std::runtime_error("");
   };
   EXPECT_THROW(fails(), std::runtime_error);
@@ -237,8 +237,8 @@ TEST(Transaction, CommitsWhatEveryLayerHasAfterAFailedForwardPass) {
   const Tokens tokens = random_tokens(random, 9);
   Transaction transaction = Transaction::begin(cache, 9);
   feed(cache, tokens, 6);
-  feed(*cache.find_layer(0), tokens, 3);
-  feed(*cache.find_layer(7), tokens, 3);
+  feed(*cache.find(0), tokens, 3);
+  feed(*cache.find(7), tokens, 3);
   EXPECT_EQ(transaction.n_written(), 6);
   EXPECT_THROW(transaction.commit(7), std::invalid_argument);
   transaction.commit(6);
@@ -325,7 +325,7 @@ TEST(Transaction, RefusesWrongNumbersAndStaysOpen) {
   EXPECT_THROW(transaction.commit(4), std::invalid_argument);
   EXPECT_THROW(transaction.commit(-1), std::invalid_argument);
   for (std::size_t i = 0; i < cache.n_layers(); ++i) {
-    if (LayerCache* layer = cache.find_layer(i)) {
+    if (LayerCache* layer = cache.find(i)) {
       EXPECT_THROW(feed(*layer, tokens, 2), std::invalid_argument);  // 5 of 4
     }
   }
@@ -343,13 +343,13 @@ TEST(Transaction, LayersRefuseStatesFromElsewhereMeanwhile) {
   feed(cache, tokens, 8);
   std::vector<std::unique_ptr<Snapshot>> snapshots;
   for (std::size_t i = 0; i < cache.n_layers(); ++i) {
-    snapshots.push_back(cache.find_layer(i) ? cache.layer(i).snapshot(0) : nullptr);
+    snapshots.push_back(cache.find(i) ? cache.layer(i).snapshot(0) : nullptr);
   }
   append(tokens, {1, 2});
   Transaction transaction = Transaction::begin(cache, 2);
   feed(cache, tokens, 2);
   for (std::size_t i = 0; i < cache.n_layers(); ++i) {
-    LayerCache* layer = cache.find_layer(i);
+    LayerCache* layer = cache.find(i);
     if (!layer) continue;
     EXPECT_THROW(layer->restore(snapshots[i].get(), 8), std::invalid_argument);
     EXPECT_THROW(layer->set_state(layer->state(), layer->meta_state()), std::invalid_argument);
@@ -544,7 +544,7 @@ class RandomRun {
   void save() {
     Saved saved{{}, tokens_};
     for (std::size_t i = 0; i < cache_.n_layers(); ++i) {
-      LayerCache* layer = cache_.find_layer(i);
+      LayerCache* layer = cache_.find(i);
       saved.snapshots.push_back(layer ? layer->snapshot(0) : nullptr);
     }
     if (!tokens_.empty()) saved_.push_back(std::move(saved));
@@ -554,7 +554,7 @@ class RandomRun {
     if (saved_.empty()) return;
     const Saved& saved = saved_[static_cast<std::size_t>(below(static_cast<int>(saved_.size())))];
     for (std::size_t i = 0; i < cache_.n_layers(); ++i) {
-      LayerCache* layer = cache_.find_layer(i);
+      LayerCache* layer = cache_.find(i);
       if (layer) {
         ASSERT_TRUE(layer->restore(saved.snapshots[i].get(), static_cast<int>(saved.tokens.size())));
       }

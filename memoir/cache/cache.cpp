@@ -59,7 +59,7 @@ ModelCache::ModelCache(std::vector<std::unique_ptr<LayerCache>> layers) : layers
   }
 }
 
-const LayerCache* ModelCache::find(std::size_t index) const {
+LayerCache* ModelCache::find(std::size_t index) const {
   if (index >= layers_.size()) {
     throw std::invalid_argument("[cache.find] layer " + std::to_string(index) + " of " +
                                 std::to_string(layers_.size()));

@@ -182,16 +182,13 @@ class ModelCache {
   std::size_t n_layers() const { return layers_.size(); }
 
   /// Null for a layer that keeps no state. Throws std::invalid_argument if there is no such layer.
-  const LayerCache* find(std::size_t index) const;
+  LayerCache* find(std::size_t index) const;
 
   /// The layer's cache. Throws std::invalid_argument if there is none, or (attention, recurrent) if it is of another
   /// sort.
   LayerCache& layer(std::size_t index) const;
   AttentionCache& attention(std::size_t index) const;
   RecurrentCache& recurrent(std::size_t index) const;
-
-  /// The same, null if there is none.
-  LayerCache* find_layer(std::size_t index) const { return index < layers_.size() ? layers_[index].get() : nullptr; }
 
   /// Tokens consumed by every layer: the smallest of their offsets, should a failed forward have left them apart.
   int offset() const;

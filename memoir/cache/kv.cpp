@@ -16,6 +16,7 @@ namespace mx = mlx::core;
 namespace memoir::cache {
 namespace {
 
+using kernels::arrays_of;
 using kernels::dtype_text;
 using kernels::KvBuffer;
 using kernels::shape_text;
@@ -33,18 +34,8 @@ Layout layout_of(const KVOptions& options) {
   return options.chunk ? Layout::chunk(*options.chunk) : Layout::flat();
 }
 
-bool is_float(mx::Dtype dtype) {
-  return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
-}
-
 bool same_rule(const Layout& a, const Layout& b) {
   return a.rule() == b.rule() && a.window() == b.window() && a.keep() == b.keep() && a.chunk() == b.chunk();
-}
-
-std::vector<mx::array> arrays_of(const KvBuffer& keys, const KvBuffer& values) {
-  std::vector<mx::array> arrays = memoir::cache::arrays_of(keys);
-  for (mx::array& a : memoir::cache::arrays_of(values)) arrays.push_back(std::move(a));
-  return arrays;
 }
 
 // The runs of a plan's new rows, which cover all of them in order.
@@ -149,7 +140,7 @@ void KVCache::check_rows(const mx::array& keys, const mx::array& values) const {
   }
   const auto check = [this](const char* name, const mx::array& rows, const std::optional<KvBuffer>& buffer) {
     const std::string what = std::string(name) + " has shape " + shape_text(rows) + " " + dtype_text(rows.dtype());
-    if (!is_float(rows.dtype())) refuse("update", what + ", expected float32, float16 or bfloat16");
+    if (!kernels::is_float(rows.dtype())) refuse("update", what + ", expected float32, float16 or bfloat16");
     if (format_.quantization && rows.shape(3) % format_.quantization->group_size != 0) {
       refuse("update", what + ", expected rows of a multiple of " + std::to_string(format_.quantization->group_size) +
                            ", the group size");
@@ -174,7 +165,7 @@ void KVCache::check_encoded(const KvBuffer& keys, const KvBuffer& values) const 
   if (!format_.quantization) refuse("update_quantized", "a " + std::string(kind()) + " keeps dense rows");
   kernels::check_history("cache.update_quantized", {keys, values, {}});
   const auto check = [this](const char* name, const KvBuffer& rows, const std::optional<KvBuffer>& buffer) {
-    const bool is_ours = is_in_format(rows) && is_float(rows.dtype());
+    const bool is_ours = is_in_format(rows) && kernels::is_float(rows.dtype());
     if (!is_ours || (buffer && !fits(rows, *buffer))) {
       refuse("update_quantized", std::string(name) + " are " + rows_text(rows) + ", expected " +
                                      (buffer ? rows_text(*buffer)

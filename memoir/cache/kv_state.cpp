@@ -143,9 +143,7 @@ std::vector<mx::array> KVCache::state() const {
   const Positions seen = layout_.seen_by_last(1);
   if (seen.is_empty()) return {};
   const std::vector<StoredRun> runs = layout_.runs(seen);
-  std::vector<mx::array> arrays = arrays_of(taken(*keys_, runs));
-  for (mx::array& a : arrays_of(taken(*values_, runs))) arrays.push_back(std::move(a));
-  return arrays;
+  return kernels::arrays_of(taken(*keys_, runs), taken(*values_, runs));
 }
 
 std::vector<std::string> KVCache::meta_state() const {

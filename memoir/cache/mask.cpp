@@ -28,22 +28,6 @@ void check_sizes(int n_tokens, int offset, std::optional<int> window, int keep) 
   }
 }
 
-// [T, S]: queries are [T, 1], rows [1, S].
-mx::array seen(const mx::array& queries, const mx::array& rows, const PositionRule& rule) {
-  mx::array mask = mx::less_equal(rows, queries);
-  if (rule.window) {
-    // Not row + window, which could overflow.
-    mx::array near = mx::less(mx::subtract(queries, rows), mx::array(*rule.window));
-    if (rule.keep > 0) near = mx::logical_or(near, mx::less(rows, mx::array(rule.keep)));
-    mask = mx::logical_and(mask, near);
-  }
-  if (rule.chunk) {
-    const mx::array chunk(*rule.chunk);
-    mask = mx::logical_and(mask, mx::equal(mx::floor_divide(rows, chunk), mx::floor_divide(queries, chunk)));
-  }
-  return mask;
-}
-
 // [B] -> [B, 1, 1, 1].
 mx::array per_sequence(const mx::array& padding) {
   if (padding.ndim() != 1) refuse("padding has shape " + kernels::shape_text(padding) + ", expected (B)");
@@ -79,7 +63,7 @@ mx::array create_causal_mask(int n_tokens, int offset, const CausalMaskOptions& 
   const int end = offset + n_tokens;
   const mx::array queries = mx::expand_dims(mx::arange(offset, end), 1);
   const mx::array rows = mx::expand_dims(mx::arange(0, end), 0);
-  mx::array mask = seen(queries, rows, {options.window, options.keep});
+  mx::array mask = kernels::position_mask(queries, rows, {.window = options.window, .keep = options.keep});
   if (options.right_padding) {
     const mx::array limit = mx::subtract(mx::array(end), per_sequence(*options.right_padding));
     mask = mx::logical_and(mask, mx::less(rows, limit));
@@ -114,7 +98,7 @@ mx::array position_mask(const std::vector<int>& positions, int n_tokens, const P
   }
   const mx::array rows = mx::array(positions.data(), {1, n_rows}, mx::int32);
   const mx::array queries = mx::array(positions.data() + (n_rows - n_tokens), {n_tokens, 1}, mx::int32);
-  return seen(queries, rows, rule);
+  return kernels::position_mask(queries, rows, rule);
 }
 
 Mask intersect(const Mask& a, const Mask& b, int n_tokens, int n_rows) {

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "memoir/kernels/position_mask.h"
+
 namespace memoir::cache {
 
 struct Mask {
@@ -52,13 +54,9 @@ Mask create_attention_mask(int n_tokens, int offset, std::optional<int> window, 
 /// The mask of n_tokens queries that have no cache: none for one, causal for as many as the window, else an array.
 Mask create_attention_mask(int n_tokens, std::optional<int> window, bool return_array);
 
-/// Columns at these positions (ascending), for queries at the last n_tokens of them: causal, and within the window or
-/// below keep, and in the same chunk. bool [T, S].
-struct PositionRule {
-  std::optional<int> window = std::nullopt;
-  int keep = 0;
-  std::optional<int> chunk = std::nullopt;
-};
+using kernels::PositionRule;
+
+/// Columns at these positions (ascending), for queries at the last n_tokens of them. bool [T, S].
 mlx::core::array position_mask(const std::vector<int>& positions, int n_tokens, const PositionRule& rule);
 
 /// Only what both allow. Bool masks are combined with and, float masks added; a bool mask beside a float one becomes

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "memoir/kernels/shape.h"
+#include "memoir/kernels/weight.h"
 
 namespace mx = mlx::core;
 
@@ -20,10 +21,6 @@ using kernels::shape_text;
 
 [[noreturn]] void refuse(const char* function, const std::string& what) {
   throw std::invalid_argument(std::string("[cache.") + function + "] " + what);
-}
-
-bool is_float(mx::Dtype dtype) {
-  return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
 }
 
 std::vector<mx::array> present(const StateArrays& arrays) {
@@ -71,7 +68,7 @@ RecurrentCache::RecurrentCache(const RecurrentShape& shape) : shape_(shape) {
 }
 
 RecurrentState RecurrentCache::get(int n_sequences, mx::Dtype dtype) {
-  if (n_sequences < 1 || !is_float(dtype)) {
+  if (n_sequences < 1 || !kernels::is_float(dtype)) {
     refuse("get", std::to_string(n_sequences) + " sequences of " + dtype_text(dtype) +
                       ", expected at least 1 of float32, float16 or bfloat16");
   }
@@ -93,7 +90,8 @@ bool RecurrentCache::fits(const StateArrays& arrays) const {
   const bool has_tail = shape_.tail_tokens > 0;
   const bool has_state = !shape_.state.empty();
   if (n_sequences < 1 || arrays[0].has_value() != has_tail || arrays[1].has_value() != has_state) return false;
-  if (has_tail && !(is_like(arrays[0], tail_shape(n_sequences, shape_)) && is_float(arrays[0]->dtype()))) return false;
+  if (has_tail && !(is_like(arrays[0], tail_shape(n_sequences, shape_)) && kernels::is_float(arrays[0]->dtype())))
+    return false;
   return !has_state || (is_like(arrays[1], with_batch(n_sequences, shape_.state)) && arrays[1]->dtype() == mx::float32);
 }
 

@@ -89,7 +89,7 @@ mx::array taken(const mx::array& buffer, const std::vector<StoredRun>& runs) {
 }  // namespace
 
 void check_format(const RowFormat& format) {
-  if (format.dtype && *format.dtype != mx::float32 && *format.dtype != mx::float16 && *format.dtype != mx::bfloat16) {
+  if (format.dtype && !kernels::is_float(*format.dtype)) {
     throw std::invalid_argument("[cache.KVCache] dtype is " + kernels::dtype_text(*format.dtype) +
                                 ", expected float32, float16 or bfloat16");
   }
@@ -164,11 +164,6 @@ KvBuffer joined(const KvBuffer& a, const KvBuffer& b) {
   return changed(a, b, [](const mx::array& x, const mx::array& y) {
     return narrowed(mx::concatenate({widened(x), widened(y)}, kRowAxis), x.dtype());
   });
-}
-
-std::vector<mx::array> arrays_of(const KvBuffer& buffer) {
-  if (!buffer.quantization) return {buffer.data};
-  return {buffer.data, buffer.quantization->scales, buffer.quantization->biases};
 }
 
 }  // namespace memoir::cache

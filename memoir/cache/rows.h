@@ -64,7 +64,4 @@ kernels::KvBuffer taken_out(const kernels::KvBuffer& buffer, const std::vector<S
 /// The rows of `a`, then those of `b`.
 kernels::KvBuffer joined(const kernels::KvBuffer& a, const kernels::KvBuffer& b);
 
-/// Data, and of quantized rows scales and biases.
-std::vector<mlx::core::array> arrays_of(const kernels::KvBuffer& buffer);
-
 }  // namespace memoir::cache

@@ -15,7 +15,7 @@ namespace {
 void check_begin(const ModelCache& cache, int n_max) {
   if (n_max < 1) refuse("begin", "n_max is " + std::to_string(n_max) + ", expected at least 1");
   for (std::size_t i = 0; i < cache.n_layers(); ++i) {
-    const LayerCache* layer = cache.find_layer(i);
+    const LayerCache* layer = cache.find(i);
     if (layer && layer->is_in_transaction()) refuse("begin", "a transaction is open, and they don't nest");
   }
   const std::optional<Transaction::Refusal> refusal = Transaction::refusal(cache, n_max);
@@ -26,7 +26,7 @@ void check_begin(const ModelCache& cache, int n_max) {
 
 void roll_back_layers(const ModelCache& cache) noexcept {
   for (std::size_t i = 0; i < cache.n_layers(); ++i) {
-    LayerCache* layer = cache.find_layer(i);
+    LayerCache* layer = cache.find(i);
     if (layer) layer->roll_back();
   }
 }
@@ -35,7 +35,7 @@ void roll_back_layers(const ModelCache& cache) noexcept {
 
 std::optional<Transaction::Refusal> Transaction::refusal(const ModelCache& cache, int n_max) {
   for (std::size_t i = 0; i < cache.n_layers(); ++i) {
-    const LayerCache* layer = cache.find_layer(i);
+    const LayerCache* layer = cache.find(i);
     const std::string_view kind = layer ? layer->unfit_for_transaction(n_max) : std::string_view();
     if (!kind.empty()) return Refusal{i, std::string(kind)};
   }
@@ -47,7 +47,7 @@ Transaction::Transaction(ModelCache& cache, int n_max, Target target) : live_(ca
   if (target == Target::kCopy) copy_.emplace(cache.copy());
   try {
     for (std::size_t i = 0; i < cache.n_layers(); ++i) {
-      LayerCache* layer = subject().find_layer(i);
+      LayerCache* layer = subject().find(i);
       if (layer) layer->begin(n_max);
     }
   } catch (...) {
@@ -72,7 +72,7 @@ int Transaction::n_written() const {
   if (!is_open_) return 0;
   int n = std::numeric_limits<int>::max();
   for (std::size_t i = 0; i < subject().n_layers(); ++i) {
-    const LayerCache* layer = subject().find_layer(i);
+    const LayerCache* layer = subject().find(i);
     if (layer) n = std::min(n, layer->n_written());
   }
   return n;
@@ -86,7 +86,7 @@ void Transaction::commit(int n) {
            "n is " + std::to_string(n) + ", expected 0 to " + std::to_string(n_written) + ", the positions written");
   }
   for (std::size_t i = 0; i < subject().n_layers(); ++i) {
-    const LayerCache* layer = subject().find_layer(i);
+    const LayerCache* layer = subject().find(i);
     if (layer && !layer->is_in_transaction()) refuse("commit", "layer " + std::to_string(i) + " was freed meanwhile");
   }
   if (copy_ && live_.offset() != begin_) {
@@ -94,7 +94,7 @@ void Transaction::commit(int n) {
                          std::to_string(begin_) + " as at the begin");
   }
   for (std::size_t i = 0; i < subject().n_layers(); ++i) {
-    LayerCache* layer = subject().find_layer(i);
+    LayerCache* layer = subject().find(i);
     if (layer) layer->commit(n);
   }
   is_open_ = false;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "memoir/kernels/device.h"
+#include "memoir/kernels/position_mask.h"
 #include "memoir/kernels/primitive.h"
 #include "memoir/kernels/shape.h"
 #include "memoir/kernels/weight.h"
@@ -61,41 +62,26 @@ void check_options(const mx::array& q, const History& history, const AttentionOp
   }
 }
 
-bool is_readable_float(mx::Dtype dtype) {
-  return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
-}
-
-// How a KvBuffer lies among a primitive's inputs: its data, and where it is quantized scales and biases behind them.
-struct Format {
-  int dim;
-  int bits = 0;  // 0: dense
-  int group_size = 0;
-  std::size_t n_inputs() const { return bits == 0 ? 1 : 3; }
-};
-
-Format append_inputs(const KvBuffer& buffer, std::vector<mx::array>& inputs) {
-  if (!buffer.quantization) {
-    inputs.push_back(is_readable_float(buffer.data.dtype()) ? buffer.data : as_float(buffer.data));
-    return {buffer.dim()};
-  }
-  const Quantization& q = *buffer.quantization;
-  const bool is_readable = is_readable_float(q.scales.dtype());
-  inputs.insert(inputs.end(), {buffer.data, is_readable ? q.scales : as_float(q.scales),
-                               is_readable ? q.biases : as_float(q.biases)});
-  return {buffer.dim(), q.bits, q.group_size};
+// The buffer's arrays, in types that the kernel reads.
+KvForm append_inputs(const KvBuffer& buffer, std::vector<mx::array>& inputs) {
+  const bool is_readable = is_float(buffer.dtype());
+  for (mx::array& a : buffer.arrays()) inputs.push_back(is_readable ? a : as_float(a));
+  const KvForm form(buffer);
+  if (form.bits > 0) inputs[inputs.size() - form.n_arrays()] = buffer.data;  // codes stay what they are
+  return form;
 }
 
 // Sequences that share a buffer, and their queries among all.
 struct Group {
-  Format keys;
-  Format values;
+  KvForm keys;
+  KvForm values;
   std::vector<KvRange> ranges;
   int window;  // 0: none
   int keep;
   int query_begin;
   int n_queries;
 
-  std::size_t n_inputs() const { return keys.n_inputs() + values.n_inputs(); }
+  std::size_t n_arrays() const { return keys.n_arrays() + values.n_arrays(); }
 };
 
 class AttentionPrimitive : public CpuPrimitive {
@@ -120,7 +106,7 @@ class AttentionPrimitive : public CpuPrimitive {
     const mx::array* buffers = &inputs[1];
     for (const Group& group : groups_) {
       const Rows keys = sequences_of(group.keys, buffers);
-      const Rows values = sequences_of(group.values, buffers + group.keys.n_inputs());
+      const Rows values = sequences_of(group.values, buffers + group.keys.n_arrays());
       for (int b = 0; b < q.shape(0); ++b) {
         cpu::AttentionArgs args = sequence(group, q.shape(1), buffers[0].shape(1));
         args.keys = keys.of_sequence(b);
@@ -135,7 +121,7 @@ class AttentionPrimitive : public CpuPrimitive {
         sequences.push_back(args);
         ranges.push_back(group.ranges);
       }
-      buffers += group.n_inputs();
+      buffers += group.n_arrays();
     }
     queue([sequences = std::move(sequences), ranges = std::move(ranges)]() mutable {
       for (std::size_t i = 0; i < sequences.size(); ++i) sequences[i].ranges = ranges[i];
@@ -162,7 +148,7 @@ class AttentionPrimitive : public CpuPrimitive {
     }
   };
 
-  Rows sequences_of(const Format& format, const mx::array* inputs) {
+  Rows sequences_of(const KvForm& format, const mx::array* inputs) {
     const Strided data = rows_of(inputs[0]);
     Rows rows{};
     rows.first = {format.dim, cpu::Element::kF32, data.data, data.strides[1], data.strides[2]};
@@ -224,8 +210,8 @@ mx::array cpu_attention(const mx::array& queries, std::span<const SequenceHistor
   std::vector<Group> groups;
   int query_begin = 0;
   for (const SequenceHistory& s : sequences) {
-    const Format keys = append_inputs(s.history.keys, inputs);
-    const Format values = append_inputs(s.history.values, inputs);
+    const KvForm keys = append_inputs(s.history.keys, inputs);
+    const KvForm values = append_inputs(s.history.values, inputs);
     const AttentionOptions seen = narrowed(options, s.history);
     groups.push_back({keys, values, s.history.ranges, seen.window.value_or(0), seen.keep, query_begin, s.n_queries});
     query_begin += s.n_queries;
@@ -242,7 +228,7 @@ mx::array cpu_attention(const mx::array& queries, std::span<const SequenceHistor
 }
 
 // [T, S] bool: which rows each query sees by position.
-mx::array position_mask(const History& history, int n_queries, const AttentionOptions& options) {
+mx::array seen_by_position(const History& history, int n_queries, const AttentionOptions& options) {
   std::vector<int> positions;
   for (const KvRange& range : history.ranges) {
     for (int i = 0; i < range.n_rows; ++i) positions.push_back(range.first_position + i);
@@ -251,18 +237,7 @@ mx::array position_mask(const History& history, int n_queries, const AttentionOp
   const int end = positions.back() + 1;
   const mx::array row = mx::array(positions.data(), {1, n_rows}, mx::int32);
   const mx::array query = mx::expand_dims(mx::arange(end - n_queries, end), 1);
-  mx::array mask = mx::ones({n_queries, n_rows}, mx::bool_);
-  if (options.is_causal) mask = mx::less_equal(row, query);
-  if (options.window) {
-    const int window = std::min(*options.window, end);  // no wider than all there is, so that no sum overflows
-    const mx::array near = mx::less(query, mx::add(row, mx::array(window)));
-    mask = mx::logical_and(mask, mx::logical_or(near, mx::less(row, mx::array(options.keep))));
-  }
-  if (options.chunk) {
-    const mx::array chunk(*options.chunk);
-    mask = mx::logical_and(mask, mx::equal(mx::floor_divide(row, chunk), mx::floor_divide(query, chunk)));
-  }
-  return mask;
+  return kernels::position_mask(query, row, {options.window, options.keep, options.chunk, options.is_causal});
 }
 
 bool is_plain(const History& history, const AttentionOptions& options) {
@@ -272,7 +247,7 @@ bool is_plain(const History& history, const AttentionOptions& options) {
 
 // Whether by position and by mask, as one mask for MLX.
 mx::array whole_mask(const mx::array& queries, const History& history, const AttentionOptions& options) {
-  const mx::array seen = position_mask(history, queries.shape(2), options);
+  const mx::array seen = seen_by_position(history, queries.shape(2), options);
   if (!options.mask) return seen;
   if (options.mask->dtype() == mx::bool_) return mx::logical_and(seen, *options.mask);
   const mx::array added = mx::astype(*options.mask, queries.dtype());

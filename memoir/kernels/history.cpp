@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "memoir/kernels/shape.h"
 
@@ -75,10 +76,27 @@ mx::Dtype KvBuffer::dtype() const {
   return quantization ? quantization->scales.dtype() : data.dtype();
 }
 
+std::vector<mx::array> KvBuffer::arrays() const {
+  if (!quantization) return {data};
+  return {data, quantization->scales, quantization->biases};
+}
+
 std::size_t KvBuffer::size_bytes() const {
-  std::size_t n_bytes = data.nbytes();
-  if (quantization) n_bytes += quantization->scales.nbytes() + quantization->biases.nbytes();
+  std::size_t n_bytes = 0;
+  for (const mx::array& a : arrays()) n_bytes += a.nbytes();
   return n_bytes;
+}
+
+KvForm::KvForm(const KvBuffer& buffer) : dim(buffer.dim()) {
+  if (!buffer.quantization) return;
+  bits = buffer.quantization->bits;
+  group_size = buffer.quantization->group_size;
+}
+
+std::vector<mx::array> arrays_of(const KvBuffer& keys, const KvBuffer& values) {
+  std::vector<mx::array> arrays = keys.arrays();
+  for (mx::array& a : values.arrays()) arrays.push_back(std::move(a));
+  return arrays;
 }
 
 mx::array KvBuffer::rows(const std::vector<KvRange>& ranges) const {

@@ -29,12 +29,26 @@ struct KvBuffer {
   mlx::core::Dtype dtype() const;
 
   /// Data, scales and biases.
+  std::vector<mlx::core::array> arrays() const;
   std::size_t size_bytes() const;
 
   /// The rows of the ranges one after the other, dequantized: [B, Hkv, S, D]. Lazy; dense rows that lie in one range
   /// are a view.
   mlx::core::array rows(const std::vector<KvRange>& ranges) const;
 };
+
+/// What arrays() of a buffer stand for: what an operation remembers of it.
+struct KvForm {
+  int dim;
+  int bits = 0;  // 0: dense
+  int group_size = 0;
+
+  explicit KvForm(const KvBuffer& buffer);
+  std::size_t n_arrays() const { return bits == 0 ? 1 : 3; }
+};
+
+/// The arrays of keys, then those of values.
+std::vector<mlx::core::array> arrays_of(const KvBuffer& keys, const KvBuffer& values);
 
 struct History {
   KvBuffer keys;

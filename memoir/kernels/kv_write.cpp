@@ -47,11 +47,6 @@ void check_runs(const KvBuffers& buffers, int n_tokens, const std::vector<RowRun
   }
 }
 
-std::vector<mx::array> arrays_of(const KvBuffer& buffer) {
-  if (!buffer.quantization) return {buffer.data};
-  return {buffer.data, buffer.quantization->scales, buffer.quantization->biases};
-}
-
 KvBuffer with_arrays(const KvBuffer& like, const mx::array* arrays) {
   KvBuffer buffer{arrays[0]};
   if (like.quantization) {
@@ -59,20 +54,6 @@ KvBuffer with_arrays(const KvBuffer& like, const mx::array* arrays) {
   }
   return buffer;
 }
-
-// How a buffer lies among the arrays.
-struct Form {
-  int dim;
-  int bits = 0;  // 0: dense
-  int group_size = 0;
-
-  explicit Form(const KvBuffer& buffer) : dim(buffer.dim()) {
-    if (!buffer.quantization) return;
-    bits = buffer.quantization->bits;
-    group_size = buffer.quantization->group_size;
-  }
-  std::size_t n_arrays() const { return bits == 0 ? 1 : 3; }
-};
 
 class KvWritePrimitive : public CpuPrimitive {
  public:
@@ -88,7 +69,7 @@ class KvWritePrimitive : public CpuPrimitive {
   }
 
  private:
-  void write(const Form& form, mx::array* buffer, const mx::array& rows) {
+  void write(const KvForm& form, mx::array* buffer, const mx::array& rows) {
     cpu::KvWriteArgs args{};
     args.n_sequences = rows.shape(0);
     args.n_heads = rows.shape(1);
@@ -119,8 +100,8 @@ class KvWritePrimitive : public CpuPrimitive {
     });
   }
 
-  Form keys_;
-  Form values_;
+  KvForm keys_;
+  KvForm values_;
   std::vector<RowRun> runs_;
 };
 
@@ -147,11 +128,6 @@ KvBuffer composed_write(const KvBuffer& buffer, const mx::array& rows, const std
           Quantization{with_rows(q.scales, parts[1], runs), with_rows(q.biases, parts[2], runs), q.group_size, q.bits}};
 }
 
-bool is_writable(const KvBuffer& buffer) {
-  const mx::Dtype dtype = buffer.dtype();
-  return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
-}
-
 }  // namespace
 
 KvBuffers write_rows(KvBuffers buffers, const mx::array& keys, const mx::array& values,
@@ -163,12 +139,11 @@ KvBuffers write_rows(KvBuffers buffers, const mx::array& keys, const mx::array& 
     refuse("keys has shape " + shape_text(keys) + ", values " + shape_text(values) + ": expected the same T");
   }
   check_runs(buffers, keys.shape(2), runs);
-  if (!on_cpu() || !is_writable(buffers.keys) || !is_writable(buffers.values)) {
+  if (!on_cpu() || !is_float(buffers.keys.dtype()) || !is_float(buffers.values.dtype())) {
     return {composed_write(buffers.keys, keys, runs), composed_write(buffers.values, values, runs)};
   }
   const auto primitive = std::make_shared<KvWritePrimitive>(cpu_stream(), buffers, runs);
-  std::vector<mx::array> inputs = arrays_of(buffers.keys);
-  for (mx::array& a : arrays_of(buffers.values)) inputs.push_back(std::move(a));
+  std::vector<mx::array> inputs = arrays_of(buffers.keys, buffers.values);
   std::vector<mx::Shape> shapes;
   std::vector<mx::Dtype> dtypes;
   for (const mx::array& a : inputs) {
@@ -179,7 +154,7 @@ KvBuffers write_rows(KvBuffers buffers, const mx::array& keys, const mx::array& 
   inputs.push_back(as_float(values));
   const std::vector<mx::array> written = mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
   return {with_arrays(buffers.keys, &written[0]),
-          with_arrays(buffers.values, &written[buffers.keys.quantization ? 3 : 1])};
+          with_arrays(buffers.values, &written[KvForm(buffers.keys).n_arrays()])};
 }
 
 }  // namespace memoir::kernels

@@ -5,6 +5,7 @@
 
 #include "memoir/kernels/recurrence_args.h"
 #include "memoir/kernels/shape.h"
+#include "memoir/kernels/weight.h"
 
 namespace mx = mlx::core;
 
@@ -41,8 +42,7 @@ void check_dtype(const char* function, const char* name, const mx::array& a, mx:
 }
 
 void check_is_float(const char* function, const char* name, const mx::array& a) {
-  const bool is_float = a.dtype() == mx::float32 || a.dtype() == mx::float16 || a.dtype() == mx::bfloat16;
-  if (!is_float) {
+  if (!is_float(a.dtype())) {
     fail(function, std::string(name) + " is " + dtype_text(a.dtype()) + ", expected float32, float16 or bfloat16");
   }
 }

@@ -47,10 +47,6 @@ std::string described(const mx::array& a) {
   return shape_text(a) + " " + dtype_text(a.dtype());
 }
 
-bool is_float(const mx::array& a) {
-  return a.dtype() == mx::float32 || a.dtype() == mx::float16 || a.dtype() == mx::bfloat16;
-}
-
 void check_quantization(const mx::array& data, const Quantization& quantization) {
   const int group_size = quantization.group_size;
   const int bits = quantization.bits;
@@ -70,7 +66,7 @@ void check_quantization(const mx::array& data, const Quantization& quantization)
   const std::vector<std::int64_t> expected = {data.shape(0), n_columns / group_size};
   for (const mx::array* part : {&quantization.scales, &quantization.biases}) {
     const std::vector<std::int64_t> shape(part->shape().begin(), part->shape().end());
-    if (shape == expected && is_float(*part)) continue;
+    if (shape == expected && is_float(part->dtype())) continue;
     refuse(std::string(part == &quantization.scales ? "scales" : "biases") + " are " + described(*part) +
            ", expected " + shape_text(expected) + " of a float type for codes " + described(data));
   }
@@ -83,7 +79,7 @@ void check_weight(const Weight& weight) {
     refuse("the weight is " + described(data) + ", expected [rows, columns], at least one of each");
   }
   if (weight.quantization) return check_quantization(data, *weight.quantization);
-  if (!is_float(data)) refuse("the weight is " + described(data) + ", expected float32, float16 or bfloat16");
+  if (!is_float(data.dtype())) refuse("the weight is " + described(data) + ", expected float32, float16 or bfloat16");
 }
 
 mx::array aligned_bytes(std::size_t n_bytes) {
@@ -144,6 +140,10 @@ Weight some_rows(const Weight& weight, int begin, int end, int step) {
   const Quantization& q = *weight.quantization;
   part.quantization = Quantization{some(q.scales), some(q.biases), q.group_size, q.bits};
   return part;
+}
+
+bool is_float(mx::Dtype dtype) {
+  return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
 }
 
 const std::byte* packed_bytes(const mx::array& data) {

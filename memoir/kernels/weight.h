@@ -54,6 +54,9 @@ void pack(const Weight& weight, const cpu::PackedFormat& format, std::byte* out)
 /// The rows begin, begin + step, ... below end of a weight that isn't packed. Lazy.
 Weight some_rows(const Weight& weight, int begin, int end, int step = 1);
 
+/// True for float32, float16 and bfloat16, the types that weights, rows of a cache and activations may have.
+bool is_float(mlx::core::Dtype dtype);
+
 /// How the CPU kernels name a floating type: float32 but for the two halves.
 cpu::Element element_of(mlx::core::Dtype dtype);
 
