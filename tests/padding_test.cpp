@@ -4,13 +4,18 @@
 #include <mlx/mlx.h>
 
 #include <limits>
+#include <memory>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "memoir/engine/generate.h"
 #include "memoir/engine/sampler.h"
+#include "memoir/engine/scheduler.h"
 #include "memoir/engine/session.h"
 #include "memoir/model/load.h"
+#include "tests/fake_runner.h"
 #include "tests/model_files.h"
 
 namespace memoir::engine {
@@ -67,6 +72,11 @@ TEST(Padding, NoneOrAllOfTheVocabularyIsNoLimit) {
   EXPECT_THROW(options.validate(), std::invalid_argument);
 }
 
+text::Tokenizer small_tokenizer() {
+  return text::Tokenizer::from_json(R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})",
+                                    "tokenizer.json");
+}
+
 class PaddedModel : public testing::Test {
  protected:
   // A model of 160 tokens, a tokenizer of 2, and a wish for one that only the model has.
@@ -81,8 +91,7 @@ class PaddedModel : public testing::Test {
   }
 
   const model::LoadedModel loaded_ = model::load_model(test::data("llama"));
-  const text::Tokenizer tokenizer_ = text::Tokenizer::from_json(
-      R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})", "tokenizer.json");
+  const text::Tokenizer tokenizer_ = small_tokenizer();
 };
 
 TEST_F(PaddedModel, SaysOnlyWhatItsTokenizerKnows) {
@@ -97,6 +106,20 @@ TEST_F(PaddedModel, MayEndWithATokenThatItsTokenizerLacks) {
   const Completion completion = run({159}, &tokenizer_);
   EXPECT_TRUE(completion.tokens.empty());
   EXPECT_EQ(completion.finish_reason, FinishReason::kStop);
+}
+
+// The same for a request among many.
+TEST(ServedPaddedModel, SaysOnlyWhatItsTokenizerKnows) {
+  model::LoadedModel loaded = model::load_model(test::data("llama"));
+  loaded.tokenizer = small_tokenizer();
+  const std::unique_ptr<Service> service = make_service(std::move(loaded), {});
+  const auto listener = std::make_shared<test::Listener>();
+  Request request = test::request_for({0, 1, 100}, 8, listener);
+  request.sampler.logit_bias = {{159, kInfinity}};
+  ASSERT_TRUE(std::holds_alternative<RequestId>(service->submit(std::move(request))));
+  listener->wait();
+  ASSERT_EQ(listener->tokens.size(), 8U);
+  for (const TokenId token : listener->tokens) EXPECT_LT(token, 2);
 }
 
 TEST_F(PaddedModel, ChoosesFreelyWithoutATokenizer) {

@@ -9,8 +9,7 @@
 #include <utility>
 
 #include "memoir/cache/transaction.h"
-#include "memoir/engine/stop.h"
-#include "memoir/text/detokenizer.h"
+#include "memoir/engine/text_stream.h"
 
 namespace mx = mlx::core;
 
@@ -71,50 +70,9 @@ void check_prompt(std::span<const TokenId> prompt, const model::Model& model) {
   }
 }
 
-// The text of a run: tokens in, pieces that may be shown out.
-class TextStream {
- public:
-  TextStream(const text::Tokenizer& tokenizer, std::vector<std::string> stop_strings,
-             const std::function<void(std::string_view)>& on_text)
-      : detokenizer_(tokenizer, {.skip_special = true}), matcher_(std::move(stop_strings)), on_text_(on_text) {}
-
-  /// Returns true if the token completed a stop string.
-  bool push(TokenId token) { return match(detokenizer_.push(token)); }
-
-  /// Shows what was held back. Returns true if the last characters completed a stop string.
-  bool finish() {
-    const bool is_stopped = match(detokenizer_.finish());
-    show(matcher_.finish());
-    return is_stopped;
-  }
-
-  std::string take_text() { return std::move(text_); }
-
- private:
-  bool match(const std::string& piece) {
-    StopMatcher::Result result = matcher_.push(piece);
-    show(result.text);
-    return result.stop.has_value();
-  }
-
-  void show(const std::string& piece) {
-    if (piece.empty()) return;
-    text_ += piece;
-    if (on_text_) on_text_(piece);
-  }
-
-  text::StreamingDetokenizer detokenizer_;
-  StopMatcher matcher_;
-  const std::function<void(std::string_view)>& on_text_;
-  std::string text_;
-};
-
 // Without the tokens that the tokenizer has no text for; those that end the text need none.
 GenerateOptions with_text_only(GenerateOptions options, const text::Tokenizer& tokenizer) {
-  const int n_asked = options.sampler.n_choosable;
-  options.sampler.n_choosable = n_asked > 0 ? std::min(n_asked, tokenizer.n_vocab()) : tokenizer.n_vocab();
-  options.sampler.choosable_beyond.insert(options.sampler.choosable_beyond.end(), options.stop_tokens.begin(),
-                                          options.stop_tokens.end());
+  options.sampler = choosing_below(std::move(options.sampler), tokenizer.n_vocab(), options.stop_tokens);
   return options;
 }
 
@@ -279,7 +237,13 @@ Completion generate(Session& session, std::span<const TokenId> prompt, const Gen
   Completion completion;
   completion.prompt_tokens = static_cast<int>(prompt.size());
   std::optional<TextStream> stream;
-  if (tokenizer) stream.emplace(*tokenizer, options.stop_strings, on_text);
+  if (tokenizer) stream.emplace(*tokenizer, options.stop_strings);
+  // Returns true if the text ends with the piece.
+  const auto show = [&](const TextStream::Piece& piece) {
+    completion.text += piece.text;
+    if (on_text && !piece.text.empty()) on_text(piece.text);
+    return piece.is_stopped;
+  };
   const Clock::time_point start = Clock::now();
   Generation generation(session, tokenizer ? with_text_only(options, *tokenizer) : options);
   generation.start(prompt);
@@ -288,12 +252,9 @@ Completion generate(Session& session, std::span<const TokenId> prompt, const Gen
   bool is_stopped = false;
   for (; token && !is_stopped; token = is_stopped ? std::nullopt : generation.next()) {
     completion.tokens.push_back(*token);
-    is_stopped = stream && stream->push(*token);
+    is_stopped = stream && show(stream->push(*token));
   }
-  if (stream) {
-    is_stopped = stream->finish() || is_stopped;
-    completion.text = stream->take_text();
-  }
+  if (stream) is_stopped = show(stream->finish()) || is_stopped;
   completion.cached_tokens = generation.cached_tokens();
   completion.drafts = generation.draft_counts();
   completion.prefill_s = seconds(start, first);

@@ -68,22 +68,14 @@ int ModelRunner::create(SequenceId sequence, std::span<const TokenId> tokens, st
   return place->second.offset();
 }
 
-/// For each slice the logits to evaluate, [V] float32, or where none are wanted the cache's arrays stand for them.
-/// Lazy. One forward pass for each sequence; a pass over all of them takes this function's place when models have one.
+/// The logits that are wanted, [V] float32, in the slices' order. Lazy. One forward pass for each sequence; a pass over
+/// all of them takes this function's place when models have one.
 std::vector<mx::array> ModelRunner::forward(std::span<const Slice> slices) {
   std::vector<mx::array> pending;
-  std::vector<mx::array> states;
   for (const Slice& slice : slices) {
-    cache::ModelCache& own = cache(slice.sequence);
-    const mx::array logits = model_->forward(slice.tokens, own, model::LogitRows::kLast);
-    if (slice.wants_logits) {
-      pending.push_back(mx::astype(mx::flatten(logits), mx::float32));
-    } else {
-      // Its logits are never computed.
-      for (mx::array& state : own.state()) states.push_back(std::move(state));
-    }
+    const mx::array logits = model_->forward(slice.tokens, cache(slice.sequence), model::LogitRows::kLast);
+    if (slice.wants_logits) pending.push_back(mx::astype(mx::flatten(logits), mx::float32));
   }
-  pending.insert(pending.end(), states.begin(), states.end());
   return pending;
 }
 
@@ -96,6 +88,9 @@ std::vector<std::span<float>> ModelRunner::run(std::span<const Slice> slices) {
     pending = forward(slices);
     is_built = true;
     mx::eval(pending);
+    for (const Slice& slice : slices) {
+      if (!slice.wants_logits) cache(slice.sequence).materialize();  // its logits are never computed
+    }
   } catch (...) {
     pending.clear();
     for (std::size_t i = 0; i < slices.size(); ++i) {

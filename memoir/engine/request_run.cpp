@@ -24,11 +24,12 @@ RequestRun::RequestRun(Request request, const Limits& limits, const text::Tokeni
     : request_(std::move(request)),
       limits_(limits),
       tokens_(std::move(request_.prompt)),
-      sampler_(request_.sampler, limits.n_vocab),
-      matcher_(request_.stop_strings),
+      sampler_(
+          tokenizer ? choosing_below(request_.sampler, tokenizer->n_vocab(), request_.stop_tokens) : request_.sampler,
+          limits.n_vocab),
       submitted_(submitted) {
   check(limits, tokenizer != nullptr);
-  if (tokenizer) detokenizer_.emplace(*tokenizer, text::Tokenizer::DecodeOptions{.skip_special = true});
+  if (tokenizer) text_.emplace(*tokenizer, request_.stop_strings);
   sampler_.prime(tokens_);
   counts_.prompt_tokens = static_cast<int>(tokens_.size());
 }
@@ -90,10 +91,10 @@ std::optional<FinishReason> RequestRun::push(std::span<float> logits, Clock::tim
     event.likeliest = std::move(values.likeliest);
   }
   bool is_stopped = false;
-  if (detokenizer_) {
-    StopMatcher::Result result = matcher_.push(detokenizer_->push(event.token));
-    event.text = std::move(result.text);
-    is_stopped = result.stop.has_value();
+  if (text_) {
+    TextStream::Piece piece = text_->push(event.token);
+    event.text = std::move(piece.text);
+    is_stopped = piece.is_stopped;
   }
   emit(event);
   if (is_stopped) return FinishReason::kStop;
@@ -105,11 +106,11 @@ std::optional<FinishReason> RequestRun::push(std::span<float> logits, Clock::tim
 
 Event RequestRun::ending(FinishReason reason, Clock::time_point now) {
   close(now);
-  if (!detokenizer_) return Finished{reason, {}, counts_};
+  if (!text_) return Finished{reason, {}, counts_};
   try {
-    StopMatcher::Result rest = matcher_.push(detokenizer_->finish());
-    if (rest.stop) reason = FinishReason::kStop;
-    return Finished{reason, rest.text + matcher_.finish(), counts_};
+    TextStream::Piece rest = text_->finish();
+    if (rest.is_stopped) reason = FinishReason::kStop;
+    return Finished{reason, std::move(rest.text), counts_};
   } catch (const std::exception& error) {
     return Failed{error.what(), counts_};
   }

@@ -14,8 +14,7 @@
 
 #include "memoir/engine/sampler.h"
 #include "memoir/engine/service.h"
-#include "memoir/engine/stop.h"
-#include "memoir/text/detokenizer.h"
+#include "memoir/engine/text_stream.h"
 
 namespace memoir::engine {
 
@@ -70,8 +69,7 @@ class RequestRun {
   Limits limits_;
   std::vector<TokenId> tokens_;
   Sampler sampler_;
-  StopMatcher matcher_;
-  std::optional<text::StreamingDetokenizer> detokenizer_;
+  std::optional<TextStream> text_;
   Counts counts_;
   Clock::time_point submitted_;
   std::optional<Clock::time_point> started_;

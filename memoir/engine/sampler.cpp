@@ -116,6 +116,12 @@ void SamplerOptions::validate() const {
   }
 }
 
+SamplerOptions choosing_below(SamplerOptions options, int n_known, std::span<const TokenId> end_tokens) {
+  options.n_choosable = options.n_choosable > 0 ? std::min(options.n_choosable, n_known) : n_known;
+  options.choosable_beyond.insert(options.choosable_beyond.end(), end_tokens.begin(), end_tokens.end());
+  return options;
+}
+
 Sampler::Sampler(const SamplerOptions& options, int n_vocab)
     : options_(options), n_vocab_(n_vocab), log_min_p_(std::log(options.min_p)) {
   options_.validate();

@@ -75,6 +75,10 @@ struct SamplerOptions {
   void validate() const;
 };
 
+/// The options, also without the tokens from n_known on but for those that end a text: for a model whose tokenizer has
+/// texts for the first n_known alone.
+SamplerOptions choosing_below(SamplerOptions options, int n_known, std::span<const TokenId> end_tokens);
+
 class Sampler {
  public:
   /// n_vocab: V, 1 to kMaxVocab. Throws std::invalid_argument as validate() does, for n_vocab, and for a biased token
