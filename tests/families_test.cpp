@@ -14,6 +14,7 @@
 #include "memoir/engine/session.h"
 #include "memoir/kernels/device.h"
 #include "memoir/model/load.h"
+#include "tests/golden.h"
 #include "tests/model_files.h"
 
 namespace mx = mlx::core;
@@ -23,30 +24,19 @@ namespace {
 
 using test::copied_model;
 using test::edit_tensors;
+using test::expected_of;
+using test::kTolerance;
+using test::load_error;
+using test::logits_in_chunks;
+using test::max_difference;
 using test::TemporaryFolder;
 using test::Tensors;
+using test::tokens_of;
 
-// Float32 implementations agree to 3e-4; a wrong configuration value moves the logits by 0.3 or more.
-constexpr float kTolerance = 2e-3F;
-
-const std::vector<std::string> kModels = {"cohere2",   "deepseek_v3", "gemma3",  "gemma3_mm",     "gemma4",
-                                          "gemma4_mm", "gemma4_moe",  "gpt_oss", "gpt_oss_mxfp4", "lfm2",
-                                          "llama4",    "llama4_mm",   "mamba2",  "olmo3",         "qwen2",
-                                          "qwen3",     "qwen3_moe"};
-
-std::vector<TokenId> tokens_of(mx::array a) {
-  a = mx::contiguous(mx::astype(a, mx::int32));
-  mx::eval(a);
-  return {a.data<std::int32_t>(), a.data<std::int32_t>() + a.size()};
-}
-
-Tensors expected_of(const std::string& name) {
-  return mx::load_safetensors((test::data(name) / "expected.safetensors").string()).first;
-}
-
-float max_difference(const mx::array& a, const mx::array& b) {
-  return mx::max(mx::abs(mx::subtract(a, b))).item<float>();
-}
+const std::vector<std::string> kModels = {"cohere2",   "deepseek_v3", "gemma3",    "gemma3_mm",     "gemma4",
+                                          "gemma4_mm", "gemma4_moe",  "gpt_oss",   "gpt_oss_mxfp4", "lfm2",
+                                          "llama",     "llama4",      "llama4_mm", "mamba2",        "mistral",
+                                          "olmo3",     "qwen2",       "qwen3",     "qwen3_moe"};
 
 bool are_same_bits(const mx::array& a, const mx::array& b) {
   return mx::array_equal(a, b).item<bool>();
@@ -57,18 +47,6 @@ std::vector<TokenId> some_tokens(int n, int n_vocab) {
   std::vector<TokenId> tokens;
   for (int i = 0; i < n; ++i) tokens.push_back((i * 37 + 11) % n_vocab);
   return tokens;
-}
-
-// Logits [T, V] of the tokens, given in chunks.
-mx::array logits_in_chunks(const model::Model& model, std::span<const TokenId> tokens, std::size_t n_chunk) {
-  engine::Session session(model);
-  std::vector<mx::array> parts;
-  for (std::size_t begin = 0; begin < tokens.size(); begin += n_chunk) {
-    const auto chunk = tokens.subspan(begin, std::min(n_chunk, tokens.size() - begin));
-    parts.push_back(mx::squeeze(session.forward(chunk, model::LogitRows::kAll), 0));
-    mx::eval(parts.back());
-  }
-  return mx::concatenate(parts, 0);
 }
 
 struct Golden {
@@ -127,14 +105,17 @@ TEST_P(FamilyGolden, GreedyTokensAndTheirLogitsAgree) {
 class Family : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Models, Family, testing::ValuesIn(kModels), [](const auto& model) { return model.param; });
 
-TEST_P(Family, LogitsAreTheSameBitsOnAnyThreads) {
+TEST_P(Family, LogitsAreTheSameBitsInChunksOfAnySizeOnAnyThreads) {
   const model::LoadedModel loaded = model::load_model(test::data(GetParam()));
   const std::vector<TokenId> tokens = some_tokens(150, loaded.model->config().vocab_size);
   const int before = kernels::cpu_threads();
   const mx::array whole = logits_in_chunks(*loaded.model, tokens, tokens.size());
-  for (const int n_threads : {1, 2, 3}) {
-    kernels::set_cpu_threads(n_threads);
-    EXPECT_TRUE(are_same_bits(logits_in_chunks(*loaded.model, tokens, 64), whole)) << "threads " << n_threads;
+  for (const std::size_t n_chunk : {1U, 7U, 64U}) {
+    for (const int n_threads : {1, 2, 3}) {
+      kernels::set_cpu_threads(n_threads);
+      EXPECT_TRUE(are_same_bits(logits_in_chunks(*loaded.model, tokens, n_chunk), whole))
+          << "chunks of " << n_chunk << ", threads " << n_threads;
+    }
   }
   kernels::set_cpu_threads(before);
 }
@@ -152,15 +133,25 @@ TEST_P(Family, SequencesTogetherGiveTheBitsOfEachAlone) {
     const mx::array alone = mx::squeeze(session.forward(own, model::LogitRows::kAll), 0);
     EXPECT_TRUE(are_same_bits(mx::take(together, i, 0), alone)) << "sequence " << i;
   }
+  EXPECT_THROW(loaded.model->forward(tokens, cache, model::LogitRows::kAll, 7), std::invalid_argument);
+  EXPECT_THROW(loaded.model->forward(tokens, cache, model::LogitRows::kAll, 0), std::invalid_argument);
+  if (cache.find(0) && dynamic_cast<const cache::AttentionCache*>(cache.find(0))) {
+    EXPECT_THROW(loaded.model->forward(tokens, cache, model::LogitRows::kAll, 2), std::invalid_argument);
+    EXPECT_EQ(cache.offset(), kTokens);
+  }
 }
 
 TEST_P(Family, ALastRowAloneIsTheLastOfAllRows) {
   const model::LoadedModel loaded = model::load_model(test::data(GetParam()));
-  const std::vector<TokenId> tokens = some_tokens(30, loaded.model->config().vocab_size);
+  const Tensors expected = expected_of(GetParam());
+  const std::vector<TokenId> prompt = tokens_of(expected.at("prompt"));
+  const int index = static_cast<int>(prompt.size()) - 1;
   engine::Session session(*loaded.model);
-  const mx::array last = session.forward(tokens, model::LogitRows::kLast);
-  const mx::array all = logits_in_chunks(*loaded.model, tokens, tokens.size());
-  EXPECT_TRUE(are_same_bits(mx::flatten(last), mx::take(all, 29, 0)));
+  const mx::array last = session.forward(prompt, model::LogitRows::kLast);
+  ASSERT_EQ(last.shape(1), 1);
+  const mx::array all = logits_in_chunks(*loaded.model, prompt, prompt.size());
+  EXPECT_TRUE(are_same_bits(mx::flatten(last), mx::take(all, index, 0)));
+  EXPECT_LT(max_difference(mx::flatten(last), mx::take(expected.at("logits"), index, 0)), kTolerance);
 }
 
 // Where the keys and values of each layer that has some lie.
@@ -194,18 +185,6 @@ TEST_P(Family, ADecodeStepCopiesNoCache) {
     memory = now;
   }
 }
-
-// The message of the error that loading the model gives.
-std::string load_error(const test::fs::path& path) {
-  try {
-    model::load_model(path);
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-#define EXPECT_MENTIONS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 TEST_P(Family, EveryMissingTensorIsNamed) {
   const TemporaryFolder folder;

@@ -1,4 +1,5 @@
-// The Llama family against transformers: logits and greedy tokens of tiny models in float32 (tests/data/README.md).
+// What can be wrong with a model's files, and forward passes, by the example of Llama. (families_test.cpp has its
+// logits and tokens.)
 
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
@@ -9,6 +10,7 @@
 #include "memoir/engine/session.h"
 #include "memoir/kernels/device.h"
 #include "memoir/model/load.h"
+#include "tests/golden.h"
 #include "tests/held_allocations.h"
 #include "tests/model_files.h"
 
@@ -20,94 +22,14 @@ namespace {
 using test::copied_model;
 using test::edit_config;
 using test::edit_tensors;
+using test::expected_of;
+using test::kTolerance;
+using test::load_error;
+using test::logits_in_chunks;
+using test::max_difference;
 using test::TemporaryFolder;
 using test::Tensors;
-
-// Float32 implementations agree to 3e-4; a wrong configuration value moves the logits by 0.3 or more.
-constexpr float kTolerance = 2e-3F;
-
-std::vector<TokenId> tokens_of(mx::array a) {
-  a = mx::contiguous(mx::astype(a, mx::int32));
-  mx::eval(a);
-  return {a.data<std::int32_t>(), a.data<std::int32_t>() + a.size()};
-}
-
-Tensors expected_of(const std::string& name) {
-  return mx::load_safetensors((test::data(name) / "expected.safetensors").string()).first;
-}
-
-float max_difference(const mx::array& a, const mx::array& b) {
-  return mx::max(mx::abs(mx::subtract(a, b))).item<float>();
-}
-
-// Logits [T, V] of the tokens, given in chunks.
-mx::array logits_in_chunks(const model::Model& model, std::span<const TokenId> tokens, std::size_t n_chunk) {
-  engine::Session session(model);
-  std::vector<mx::array> parts;
-  for (std::size_t begin = 0; begin < tokens.size(); begin += n_chunk) {
-    const auto chunk = tokens.subspan(begin, std::min(n_chunk, tokens.size() - begin));
-    parts.push_back(mx::squeeze(session.forward(chunk, model::LogitRows::kAll), 0));
-    mx::eval(parts.back());
-  }
-  return mx::concatenate(parts, 0);
-}
-
-struct Golden {
-  std::string name;
-  std::string config;
-};
-
-class LlamaGolden : public testing::TestWithParam<Golden> {};
-
-INSTANTIATE_TEST_SUITE_P(Spellings, LlamaGolden,
-                         testing::Values(Golden{"llama", "config.json"}, Golden{"llama", "config.alt.json"},
-                                         Golden{"mistral", "config.json"}, Golden{"mistral", "config.alt.json"}),
-                         [](const auto& golden) {
-                           return golden.param.name + (golden.param.config == "config.json" ? "Flat" : "Nested");
-                         });
-
-TEST_P(LlamaGolden, LogitsOfThePromptAgreeInChunksOfAnySize) {
-  const TemporaryFolder folder;
-  const model::LoadedModel loaded = model::load_model(copied_model(folder, GetParam().name, GetParam().config));
-  const Tensors expected = expected_of(GetParam().name);
-  const std::vector<TokenId> prompt = tokens_of(expected.at("prompt"));
-  for (const std::size_t n_chunk : {prompt.size(), std::size_t{1}, std::size_t{7}}) {
-    const mx::array logits = logits_in_chunks(*loaded.model, prompt, n_chunk);
-    ASSERT_EQ(logits.shape(), expected.at("logits").shape());
-    EXPECT_LT(max_difference(logits, expected.at("logits")), kTolerance) << "chunks of " << n_chunk;
-  }
-}
-
-TEST_P(LlamaGolden, GreedyTokensAndTheirLogitsAgree) {
-  const TemporaryFolder folder;
-  const model::LoadedModel loaded = model::load_model(copied_model(folder, GetParam().name, GetParam().config));
-  const Tensors expected = expected_of(GetParam().name);
-  std::vector<TokenId> tokens = tokens_of(expected.at("prompt"));
-  const std::vector<TokenId> greedy = tokens_of(expected.at("greedy"));
-  engine::Session session(*loaded.model);
-  engine::GenerateOptions options;
-  options.max_tokens = static_cast<int>(greedy.size());
-  options.prefill_chunk = 16;
-  EXPECT_EQ(engine::generate(session, tokens, options, nullptr).tokens, greedy);
-
-  const auto n_prompt = static_cast<int>(tokens.size());
-  tokens.insert(tokens.end(), greedy.begin(), greedy.end() - 1);
-  const mx::array logits = logits_in_chunks(*loaded.model, tokens, tokens.size());
-  const mx::array last_rows = mx::slice(logits, {n_prompt - 1, 0}, {logits.shape(0), logits.shape(1)});
-  EXPECT_LT(max_difference(last_rows, expected.at("greedy_logits")), kTolerance);
-}
-
-TEST_P(LlamaGolden, LastRowAloneIsTheLastOfAllRows) {
-  const TemporaryFolder folder;
-  const model::LoadedModel loaded = model::load_model(copied_model(folder, GetParam().name, GetParam().config));
-  const Tensors expected = expected_of(GetParam().name);
-  const std::vector<TokenId> prompt = tokens_of(expected.at("prompt"));
-  engine::Session session(*loaded.model);
-  const mx::array last = session.forward(prompt, model::LogitRows::kLast);
-  ASSERT_EQ(last.shape(1), 1);
-  const mx::array row = mx::take(expected.at("logits"), static_cast<int>(prompt.size()) - 1, 0);
-  EXPECT_LT(max_difference(mx::flatten(last), row), kTolerance);
-}
+using test::tokens_of;
 
 // MLX's own quantization of the same model: the expected logits are those of the dequantized weights.
 TEST(Llama, QuantizedWeightsGiveTheLogitsOfTheirDequantizedValues) {
@@ -177,18 +99,6 @@ TEST(Llama, ShardsOfAnIndexAreOneModel) {
   const mx::array logits = logits_in_chunks(*model::load_model(path).model, prompt, prompt.size());
   EXPECT_LT(max_difference(logits, expected.at("logits")), kTolerance);
 }
-
-// The message of the error that loading the model gives.
-std::string load_error(const test::fs::path& path) {
-  try {
-    model::load_model(path);
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-#define EXPECT_MENTIONS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 TEST(LlamaFiles, AMissingTensorIsNamed) {
   const TemporaryFolder folder;
@@ -333,44 +243,6 @@ TEST(LlamaFiles, NotAModelIsSaidSo) {
   EXPECT_MENTIONS(load_error(folder.path() / "text.gguf"), "text.gguf");
   test::write_file(folder.path() / "empty.gguf", "");
   EXPECT_MENTIONS(load_error(folder.path() / "empty.gguf"), "empty.gguf");
-}
-
-TEST_P(LlamaGolden, LogitsAreTheSameBitsInChunksOfAnySizeAndOnAnyThreads) {
-  const TemporaryFolder folder;
-  const model::LoadedModel loaded = model::load_model(copied_model(folder, GetParam().name, GetParam().config));
-  std::vector<TokenId> tokens;
-  for (int i = 0; i < 150; ++i) tokens.push_back((i * 37 + 11) % loaded.model->config().vocab_size);
-  const int before = kernels::cpu_threads();
-  const mx::array whole = logits_in_chunks(*loaded.model, tokens, tokens.size());
-  for (const std::size_t n_chunk : {1U, 7U, 64U}) {
-    for (const int n_threads : {1, 2}) {
-      kernels::set_cpu_threads(n_threads);
-      EXPECT_TRUE(mx::array_equal(logits_in_chunks(*loaded.model, tokens, n_chunk), whole).item<bool>())
-          << "chunks of " << n_chunk << ", threads " << n_threads;
-    }
-  }
-  kernels::set_cpu_threads(before);
-}
-
-TEST_P(LlamaGolden, SequencesTogetherGiveTheBitsOfEachAlone) {
-  const TemporaryFolder folder;
-  const model::LoadedModel loaded = model::load_model(copied_model(folder, GetParam().name, GetParam().config));
-  constexpr int kSequences = 3;
-  constexpr int kTokens = 20;
-  std::vector<TokenId> tokens;
-  for (int i = 0; i < kSequences * kTokens; ++i) tokens.push_back((i * 53 + 7) % loaded.model->config().vocab_size);
-  cache::ModelCache cache = loaded.model->make_cache();
-  const mx::array together = loaded.model->forward(tokens, cache, model::LogitRows::kAll, kSequences);
-  for (int i = 0; i < kSequences; ++i) {
-    engine::Session session(*loaded.model);
-    const auto own = std::span(tokens).subspan(static_cast<std::size_t>(i * kTokens), kTokens);
-    const mx::array alone = mx::squeeze(session.forward(own, model::LogitRows::kAll), 0);
-    EXPECT_TRUE(mx::array_equal(mx::take(together, i, 0), alone).item<bool>()) << "sequence " << i;
-  }
-  EXPECT_THROW(loaded.model->forward(tokens, cache, model::LogitRows::kAll, 7), std::invalid_argument);
-  EXPECT_THROW(loaded.model->forward(tokens, cache, model::LogitRows::kAll, 0), std::invalid_argument);
-  EXPECT_THROW(loaded.model->forward(tokens, cache, model::LogitRows::kAll, 2), std::invalid_argument);
-  EXPECT_EQ(cache.offset(), kTokens);
 }
 
 // No step may copy what it has cached: the peak above the standing memory is the same after many tokens as after few.
