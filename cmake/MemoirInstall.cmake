@@ -31,6 +31,7 @@ install(TARGETS memoir_cli)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/memoir/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/memoir
         FILES_MATCHING PATTERN "*.h"
         PATTERN cli EXCLUDE
+        PATTERN server/connection.h EXCLUDE
         # What only the sources beside it include.
         PATTERN "text/jinja_*.h" EXCLUDE
         REGEX "/text/(json_node|tokenizer_parts|tokenizer_components|gguf_pretokenizers)\\.h$" EXCLUDE

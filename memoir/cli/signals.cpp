@@ -51,6 +51,18 @@ void handle(int signal_number, void (*handler)(int)) {
   sigaction(signal_number, &action, nullptr);
 }
 
+// ---- The end of a server
+
+std::atomic<int> n_stops{0};
+Pipe stop_pipe;  // open until the process ends: a handler may run at any time
+
+void end_server(int signal_number) {
+  const int error = errno;
+  if (n_stops.fetch_add(1) > 0) _exit(128 + signal_number);
+  [[maybe_unused]] const ssize_t n_written = write(stop_pipe.write_end, "", 1);
+  errno = error;
+}
+
 // ---- The terminal's settings
 
 termios settings_before;              // when the guard was made
@@ -159,6 +171,21 @@ bool wait_for_input(const std::function<void()>& on_continued) {
     empty_pipe();  // the flags say why: they are set before the byte
   }
   return false;
+}
+
+StopSignals::StopSignals() {
+  std::array<int, 2> ends;
+  if (pipe(ends.data()) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
+  stop_pipe = {ends[0], ends[1]};
+  struct sigaction action {};
+  action.sa_handler = end_server;
+  action.sa_flags = SA_RESTART;
+  for (const int number : {SIGINT, SIGTERM}) sigaction(number, &action, nullptr);
+}
+
+void StopSignals::wait() const {
+  char byte;
+  while (read(stop_pipe.read_end, &byte, 1) < 0 && errno == EINTR) continue;
 }
 
 }  // namespace memoir::cli

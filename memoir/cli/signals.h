@@ -1,8 +1,8 @@
 #pragma once
 
-// Signals during a chat: Ctrl-C stops an answer instead of the program, and whatever stops or ends the program leaves
-// the terminal as it was.
-// Threads: handlers run on any; all else is for the one that reads stdin.
+// Signals. During a chat Ctrl-C stops an answer instead of the program, and whatever stops or ends the program leaves
+// the terminal as it was. A server ends what it has begun.
+// Threads: handlers run on any; all else is for one thread, in a chat the one that reads stdin.
 
 #include <functional>
 
@@ -31,6 +31,18 @@ class TerminalGuard {
   ~TerminalGuard();
   TerminalGuard(const TerminalGuard&) = delete;
   TerminalGuard& operator=(const TerminalGuard&) = delete;
+};
+
+/// Takes Ctrl-C and a termination from now on, until the process ends. The second of them ends it at once, with 128 +
+/// the signal's number as its status. One in a process. Throws std::system_error if the system has no pipe for it.
+class StopSignals {
+ public:
+  StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  /// Returns when the first has come.
+  void wait() const;
 };
 
 /// Waits until stdin has something to read or is at its end. False if an InterruptFlag is set, at once or meanwhile.

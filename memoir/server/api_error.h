@@ -1,0 +1,54 @@
+#pragma once
+
+// A request that is refused or failed, before each interface puts it into its own words.
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace memoir::server {
+
+class ApiError : public std::runtime_error {
+ public:
+  ApiError(int status, const std::string& message, std::string param = {}, std::string code = {})
+      : std::runtime_error(message), status_(status), param_(std::move(param)), code_(std::move(code)) {}
+
+  int status() const { return status_; }
+  /// The field at fault ("messages[0].content"), or empty.
+  const std::string& param() const { return param_; }
+  /// A word for programs ("model_not_found"), or empty.
+  const std::string& code() const { return code_; }
+
+  std::optional<int> retry_after_s;
+
+ private:
+  int status_;
+  std::string param_;
+  std::string code_;
+};
+
+/// 400 naming the field: "<field>: <reason>".
+inline ApiError bad_field(const std::string& field, const std::string& reason) {
+  return ApiError(400, field + ": " + reason, field);
+}
+
+inline ApiError unsupported_field(const std::string& field, const std::string& reason) {
+  return ApiError(400, field + ": " + reason, field, "unsupported_parameter");
+}
+
+/// 429: the queue is full.
+inline ApiError queue_full() {
+  ApiError error(429, "too many requests wait already; try again", {}, "queue_full");
+  error.retry_after_s = 1;
+  return error;
+}
+
+/// 503: the server is loading its model, or stopping.
+inline ApiError not_ready(const std::string& why) {
+  ApiError error(503, why, {}, "unavailable");
+  error.retry_after_s = 2;
+  return error;
+}
+
+}  // namespace memoir::server

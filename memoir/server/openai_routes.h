@@ -1,0 +1,27 @@
+#pragma once
+
+// OpenAI's interface: what is done for each path, whole or as a stream of server-sent events.
+
+#include <chrono>
+
+#include "memoir/server/generation.h"
+#include "memoir/server/http_server.h"
+
+namespace memoir::server {
+
+struct RouteOptions {
+  std::chrono::milliseconds keep_alive_interval{10'000};  // of comments in a stream that has nothing else to say
+  bool logs_prompts = false;
+};
+
+/// The generation for the length of an answer; counts and tokens go to the exchange's notes.
+void answer_chat_completions(Exchange& exchange, const Backend& backend, const RouteOptions& options);
+void answer_completions(Exchange& exchange, const Backend& backend, const RouteOptions& options);
+
+/// Adds prompt, cached and completion tokens to the log line.
+void note_usage(Exchange& exchange, const Generation::Usage& usage);
+
+/// The error that a text's failure, or its end for another reason than its own, stands for; nullopt for a good end.
+std::optional<ApiError> failure_of(const Update& update);
+
+}  // namespace memoir::server

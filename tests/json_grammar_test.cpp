@@ -1,0 +1,380 @@
+// Grammars from JSON schemas. What JSON is, nlohmann::json says; what a schema means, the JSON Schema specification
+// (draft 2020-12), by hand for each case.
+
+#include "memoir/engine/json_grammar.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "memoir/base/error.h"
+#include "memoir/engine/grammar_processor.h"
+#include "memoir/engine/json_schema.h"
+
+namespace memoir::engine {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+JsonGrammar grammar_of(const char* schema) {
+  return JsonGrammar(std::make_shared<const JsonSchema>(JsonSchema::parse(Json::parse(schema))));
+}
+
+// Whether all of `text` is taken and may end there.
+bool takes(JsonGrammar& grammar, const std::string& text) {
+  JsonGrammar::State state = grammar.start();
+  for (const char c : text) {
+    state = grammar.step(state, static_cast<std::uint8_t>(c));
+    if (state == JsonGrammar::kRefused) return false;
+  }
+  return grammar.can_end(state);
+}
+
+void expect(const char* schema, const std::vector<std::string>& taken, const std::vector<std::string>& refused) {
+  JsonGrammar grammar = grammar_of(schema);
+  for (const std::string& text : taken) EXPECT_TRUE(takes(grammar, text)) << schema << " must take " << text;
+  for (const std::string& text : refused) EXPECT_FALSE(takes(grammar, text)) << schema << " must refuse " << text;
+}
+
+TEST(JsonGrammar, TakesAnyJsonForAnEmptySchema) {
+  expect("{}",
+         {"null", "true", "false", "0", "-0", "12", "-1.5e+3", "1E-9", R"("")", R"("a\"\\\/\b\f\n\r\t\u00e9")", "[]",
+          "[1, [2], {}]", "{}", R"({"a": {"b": [null]}, "": 1})", " \n\t{ \"a\" :\r1 }",
+          "\"h\xc3\xa9 \xf0\x9f\x98\x80\"", R"("\ud83d\ude00")", R"("\ud7ff")"},
+         {"",
+          "nul",
+          "nulll",
+          "01",
+          "1.",
+          ".5",
+          "+1",
+          "1e",
+          "--1",
+          "'a'",
+          "\"",
+          R"("\x")",
+          R"("\u12g4")",
+          "\"\n\"",
+          "[1,]",
+          "[,1]",
+          "[1 2]",
+          "{,}",
+          R"({"a"})",
+          R"({"a":})",
+          R"({"a":1,})",
+          "{a:1}",
+          "{} {}",
+          "[",
+          "\"\xff\"",
+          "\"\xc3\"",
+          "\"\xed\xa0\x80\"",
+          R"("\ud83d")",
+          R"("\ude00")"});
+}
+
+TEST(JsonGrammar, KeepsToTypes) {
+  expect(R"({"type": "string"})", {R"("a")"}, {"1", "null", "{}", "[]"});
+  expect(R"({"type": "integer"})", {"0", "-17", "123456789012345678"},
+         {"1.0", "1e3", "\"1\"", "00", "1234567890123456789"});
+  expect(R"({"type": "number"})", {"1", "1.25", "-1e10"}, {"\"1\"", "1.2.3"});
+  expect(R"({"type": "boolean"})", {"true", "false"}, {"null", "0"});
+  expect(R"({"type": "null"})", {"null"}, {"false"});
+  expect(R"({"type": ["string", "null"]})", {R"("a")", "null"}, {"1"});
+  expect(R"({"type": "object"})", {"{}", R"({"a": 1})"}, {"[]"});
+  expect(R"({"type": "array"})", {"[]", "[1, \"a\"]"}, {"{}"});
+}
+
+TEST(JsonGrammar, RequiredPropertiesMustComeOptionalOnesMayAndOrderIsTheSchemas) {
+  const char* schema = R"({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"},
+                           "c": {"type": "boolean"}}, "required": ["b"], "additionalProperties": false})";
+  expect(schema,
+         {R"({"b": ""})", R"({"a": 1, "b": ""})", R"({"b": "", "c": true})", R"({"a": 1, "b": "x", "c": false})"},
+         {"{}", R"({"a": 1})", R"({"a": 1, "c": true})", R"({"b": "", "a": 1})", R"({"b": "", "b": ""})",
+          R"({"b": "", "d": 1})", R"({"b": 1})", R"({"a": 1, "b": "",})"});
+}
+
+TEST(JsonGrammar, OtherPropertiesFollowTheirSchemaAndNeverSpellADeclaredName) {
+  expect(
+      R"({"properties": {"ab": {"type": "integer"}}, "additionalProperties": {"type": "string"}})",
+      {"{}", R"({"ab": 1})", R"({"ab": 1, "x": "y"})", R"({"a": "y"})", R"({"abc": "y"})", R"({"é": "y"})"},
+      {R"({"ab": "y"})", R"({"x": 1})", R"({"x": "y", "ab": 1})", R"({"x": "y", "ab": "y"})", R"({"\u0061b": "y"})"});
+  expect(R"({"properties": {}, "additionalProperties": true})", {R"({"\n": 1})"}, {});
+  expect(R"({"properties": {"a": {"type": "null"}}})", {"{}", R"({"a": null})"}, {R"({"b": 1})"});
+  expect(R"({"properties": {"a": {}}, "required": ["b"]})", {R"({"b": 1})", R"({"a": 1, "b": 2})"}, {R"({"a": 1})"});
+  expect(R"({"required": ["a"]})", {R"({"a": 1})", R"({"a": null, "b": 2})"}, {"{}", R"({"b": 2})"});
+}
+
+TEST(JsonGrammar, EnumAndConstAreSpelledOut) {
+  expect(R"({"enum": ["red", "green", 1, 10, null, {"a": [1]}]})", {R"("red")", "1", "10", "null", R"({"a":[1]})"},
+         {R"("re")", "100", "true", R"("blue")"});
+  expect(R"({"const": "x"})", {R"("x")", " \"x\""}, {R"("y")", "null"});
+  expect(R"({"type": "string", "enum": ["a", 1]})", {R"("a")"}, {"1"});
+}
+
+TEST(JsonGrammar, ListsCountTheirValues) {
+  expect(R"({"items": {"type": "integer"}, "minItems": 2, "maxItems": 3})", {"[1,2]", "[1, 2, 3]"},
+         {"[]", "[1]", "[1,2,3,4]", "[1,\"a\"]"});
+  expect(R"({"type": "array", "minItems": 1})", {"[1]", "[1,2,3,4,5,6,7,8]"}, {"[]"});
+  expect(R"({"type": "array", "maxItems": 0})", {"[]", "[ ]"}, {"[1]"});
+}
+
+TEST(JsonGrammar, AlternativesStayOpenUntilTheyDiffer) {
+  const char* schema = R"({"anyOf": [
+      {"type": "object", "properties": {"kind": {"const": "a"}, "n": {"type": "integer"}}, "required": ["kind", "n"],
+       "additionalProperties": false},
+      {"type": "object", "properties": {"kind": {"const": "b"}, "s": {"type": "string"}}, "required": ["kind", "s"],
+       "additionalProperties": false},
+      {"type": "null"}]})";
+  expect(schema, {R"({"kind": "a", "n": 1})", R"({"kind": "b", "s": ""})", "null"},
+         {R"({"kind": "a", "s": ""})", R"({"kind": "b", "n": 1})", R"({"kind": "c"})"});
+}
+
+TEST(JsonGrammar, FollowsReferencesAlsoToItself) {
+  const char* schema = R"({"$defs": {"node": {"type": "object", "properties": {"v": {"type": "integer"},
+      "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["v", "next"],
+      "additionalProperties": false}}, "$ref": "#/$defs/node"})";
+  expect(schema, {R"({"v": 1, "next": null})", R"({"v": 1, "next": {"v": 2, "next": null}})"},
+         {R"({"v": 1, "next": {}})", R"({"v": 1})"});
+}
+
+TEST(JsonGrammar, NothingGoesOnForEverButWhatMay) {
+  JsonGrammar grammar = grammar_of("{}");
+  EXPECT_TRUE(takes(grammar, std::string(20, ' ') + "1"));
+  EXPECT_FALSE(takes(grammar, std::string(21, ' ') + "1"));
+  EXPECT_FALSE(takes(grammar, "1." + std::string(19, '1')));
+  EXPECT_FALSE(takes(grammar, "1e111"));
+  EXPECT_TRUE(takes(grammar, std::string(64, '[') + std::string(64, ']')));
+  EXPECT_FALSE(takes(grammar, std::string(65, '[') + std::string(65, ']')));
+  EXPECT_TRUE(takes(grammar, "\"" + std::string(100'000, 'x') + "\""));
+}
+
+// Any text that the grammar takes, nlohmann::json takes: random changes of valid texts.
+TEST(JsonGrammar, TakesNothingThatIsNoJson) {
+  JsonGrammar grammar = grammar_of("{}");
+  const std::string seed = R"({"a": [1, -2.5e3, "x\u00e9\ud83d\ude00\n", true, null, {"é": {}}], "b": ""})";
+  ASSERT_TRUE(takes(grammar, seed));
+  const std::string kBytes = "{}[],:\"\\0123456789.eE+-tfnu \xc3\xa9";
+  std::mt19937 random(7);
+  int n_taken = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    std::string text = seed;
+    for (int change = 0; change < 2; ++change) {
+      const std::size_t at = random() % text.size();
+      if (random() % 2 == 0) {
+        text.erase(at, 1 + random() % 3);
+      } else {
+        text[at] = kBytes[random() % kBytes.size()];
+      }
+    }
+    if (!takes(grammar, text)) continue;
+    ++n_taken;
+    EXPECT_TRUE(nlohmann::json::accept(text)) << text;
+  }
+  EXPECT_GT(n_taken, 300);
+}
+
+TEST(JsonSchema, RefusesWhatItDoesNotKeepToByName) {
+  const auto key_of = [](const char* schema) {
+    try {
+      JsonSchema::parse(Json::parse(schema));
+    } catch (const InputError& error) {
+      return error.key();
+    }
+    return std::string("taken");
+  };
+  EXPECT_EQ(key_of(R"({"type": "string", "pattern": "a"})"), "#/pattern");
+  EXPECT_EQ(key_of(R"({"properties": {"x": {"type": "integer", "minimum": 1}}})"), "#/properties/x/minimum");
+  EXPECT_EQ(key_of(R"({"allOf": [{}]})"), "#/allOf");
+  EXPECT_EQ(key_of(R"({"items": {"oneOf": []}})"), "#/items/oneOf");
+  EXPECT_EQ(key_of(R"({"anyOf": [{}], "type": "string"})"), "#/type");
+  EXPECT_EQ(key_of(R"({"type": "text"})"), "#/type");
+  EXPECT_EQ(key_of(R"({"type": 3})"), "#/type");
+  EXPECT_EQ(key_of(R"({"properties": []})"), "#/properties");
+  EXPECT_EQ(key_of(R"({"enum": []})"), "#/enum");
+  EXPECT_EQ(key_of(R"({"$ref": "http://x"})"), "#/$ref");
+  EXPECT_EQ(key_of(R"({"$ref": "#/$defs/none"})"), "#/$ref");
+  EXPECT_EQ(key_of(R"({"required": ["a"], "additionalProperties": false})"), "#/required");
+  EXPECT_EQ(key_of(R"({"type": "array", "minItems": -1})"), "#/minItems");
+  EXPECT_EQ(key_of(R"({"type": "array", "minItems": 2, "maxItems": 1})"), "#/maxItems");
+  EXPECT_EQ(key_of(R"({"items": false})"), "#/items");
+  EXPECT_EQ(key_of("[]"), "#");
+  EXPECT_EQ(
+      key_of(R"({"title": "t", "description": "d", "default": 1, "examples": [], "$schema": "s", "type": "null"})"),
+      "taken");
+}
+
+TEST(JsonSchema, RefusesOneThatIsItsOwnAlternative) {
+  EXPECT_THROW(JsonSchema::parse(Json::parse(R"({"$ref": "#"})")), UnsupportedError);
+  EXPECT_THROW(JsonSchema::parse(Json::parse(R"({"anyOf": [{"type": "null"}, {"anyOf": [{"$ref": "#"}]}]})")),
+               UnsupportedError);
+}
+
+TEST(JsonSchema, AnyObjectIsAnyObject) {
+  JsonGrammar grammar(std::make_shared<const JsonSchema>(JsonSchema::any_object()));
+  EXPECT_TRUE(takes(grammar, R"({"a": [1, {"b": null}]})"));
+  EXPECT_TRUE(takes(grammar, "{}"));
+  EXPECT_FALSE(takes(grammar, "[]"));
+  EXPECT_FALSE(takes(grammar, "1"));
+}
+
+TEST(JsonGrammar, AnotherGrammarGoesOnWhereThisOneStood) {
+  const auto schema = std::make_shared<const JsonSchema>(JsonSchema::parse(Json::parse("{}")));
+  JsonGrammar first(schema);
+  JsonGrammar second(schema);
+  JsonGrammar::State state = first.start();
+  for (const char c : std::string(R"({"a": [1, {"b": "x)")) state = first.step(state, static_cast<std::uint8_t>(c));
+  state = second.adopt(first, state);
+  for (const char c : std::string(R"(y"}, 2]})")) state = second.step(state, static_cast<std::uint8_t>(c));
+  EXPECT_TRUE(second.can_end(state));
+}
+
+TEST(JsonGrammar, TooManyAlternativesAreAnErrorNotAnEndlessWait) {
+  // Each level doubles what is open: 2^n lists of alternatives.
+  JsonGrammar grammar = grammar_of(R"({"$defs": {"a": {"anyOf": [{"items": {"$ref": "#/$defs/a"}},
+                                       {"items": {"$ref": "#/$defs/a"}, "type": "array"}]}}, "$ref": "#/$defs/a"})");
+  JsonGrammar::State state = grammar.start();
+  EXPECT_THROW(
+      {
+        for (int i = 0; i < 60; ++i) state = grammar.step(state, '[');
+      },
+      std::runtime_error);
+}
+
+// ---- Over a vocabulary
+
+std::vector<std::string> vocabulary() {
+  std::vector<std::string> pieces;
+  for (int byte = 0; byte < 256; ++byte) pieces.emplace_back(1, static_cast<char>(byte));
+  for (const char* piece :
+       {"{\"", "\":", "\": ", "\", \"", "\"}", "true", "false", "null",     "nu",    "name",  "name\"", "ab",
+        "abc", "12",  "12.",  "],",     "[[",  "  ",   "\n  ",  "\xc3\xa9", "x\xc3", "\\u00", "\\\"",   ""}) {
+    pieces.emplace_back(piece);
+  }
+  pieces.emplace_back();  // the end token
+  return pieces;
+}
+
+bool is_allowed(const std::vector<std::uint64_t>& mask, TokenId id) {
+  return (mask[static_cast<std::size_t>(id) / 64] >> (static_cast<std::size_t>(id) % 64) & 1U) != 0;
+}
+
+TEST(Constraint, AllowsExactlyTheTokensWhoseBytesTheGrammarTakes) {
+  const auto pieces = vocabulary();
+  const auto words = std::make_shared<const JsonVocabulary>(pieces);
+  const auto schema = std::make_shared<const JsonSchema>(JsonSchema::parse(Json::parse(
+      R"({"properties": {"name": {"type": "string"}, "n": {"type": "number"}, "l": {"items": {"type": "boolean"}}},
+          "additionalProperties": true})")));
+  Constraint constraint(schema, words);
+  const std::string text = R"({"name": "aé\"b", "n": -12.5, "l": [true, false], "other": {"x": null}})";
+  JsonGrammar& grammar = constraint.grammar();
+  JsonGrammar::State state = grammar.start();
+  for (std::size_t i = 0; i <= text.size(); ++i) {
+    const auto mask = constraint.allowed(state);
+    for (TokenId id = 0; id < words->all().n_vocab(); ++id) {
+      JsonGrammar::State next = state;
+      for (const char c : pieces[static_cast<std::size_t>(id)]) {
+        if (next != JsonGrammar::kRefused) next = grammar.step(next, static_cast<std::uint8_t>(c));
+      }
+      const bool expected = next != JsonGrammar::kRefused && !pieces[static_cast<std::size_t>(id)].empty();
+      ASSERT_EQ(is_allowed(mask, id), expected) << "token " << id << " behind " << text.substr(0, i);
+    }
+    if (i < text.size()) state = grammar.step(state, static_cast<std::uint8_t>(text[i]));
+    ASSERT_NE(state, JsonGrammar::kRefused) << text.substr(0, i + 1);
+  }
+  EXPECT_TRUE(grammar.can_end(state));
+}
+
+// Tokens chosen at random among those allowed make JSON of the schema, whenever they may end.
+TEST(GrammarProcessor, RandomTokensMakeJsonOfTheSchema) {
+  const auto pieces = vocabulary();
+  const auto end = static_cast<TokenId>(pieces.size() - 1);
+  const auto words = std::make_shared<const JsonVocabulary>(pieces);
+  const auto schema = std::make_shared<const JsonSchema>(JsonSchema::parse(Json::parse(
+      R"({"type": "object", "properties": {"name": {"enum": ["ab", "abc"]}, "n": {"type": "integer"},
+          "l": {"items": {"type": "boolean"}, "maxItems": 3}}, "required": ["name", "l"], "additionalProperties": false})")));
+  const auto constraint = std::make_shared<Constraint>(schema, words);
+  int n_whole = 0;
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    GrammarProcessor processor(constraint, {{end}, {}});
+    std::string text;
+    for (int step = 0; step < 300; ++step) {
+      std::vector<float> logits(pieces.size() + 3, 1);  // models have more logits than tokens
+      processor.apply(logits);
+      std::vector<TokenId> allowed;
+      for (std::size_t id = 0; id < logits.size(); ++id) {
+        if (logits[id] > 0) allowed.push_back(static_cast<TokenId>(id));
+      }
+      ASSERT_FALSE(allowed.empty()) << text;
+      if (std::find(allowed.begin(), allowed.end(), end) != allowed.end()) {
+        const Json value = Json::parse(text);
+        const std::set<std::string> names = {"ab", "abc"};
+        EXPECT_TRUE(names.contains(value.at("name").get<std::string>())) << text;
+        EXPECT_LE(value.at("l").size(), 3U);
+        for (const Json& one : value["l"]) {
+          EXPECT_TRUE(one.is_boolean()) << text;
+        }
+        EXPECT_TRUE(!value.contains("n") || value["n"].is_number_integer()) << text;
+        ++n_whole;
+      }
+      const TokenId token = allowed[random() % allowed.size()];
+      processor.accept(token);
+      if (token == end) break;
+      ASSERT_LT(static_cast<std::size_t>(token), pieces.size());
+      text += pieces[static_cast<std::size_t>(token)];
+    }
+  }
+  EXPECT_GT(n_whole, 50);
+}
+
+TEST(GrammarProcessor, BeginsWithItsPrefixAndEndsOnlyWhereTheTextMay) {
+  const auto pieces = vocabulary();
+  const auto end = static_cast<TokenId>(pieces.size() - 1);
+  const auto schema = std::make_shared<const JsonSchema>(JsonSchema::parse(Json::parse(R"({"const": 1})")));
+  GrammarProcessor processor(std::make_shared<Constraint>(schema, std::make_shared<const JsonVocabulary>(pieces)),
+                             {{end}, {'h', 'i'}});
+  const auto only = [&](TokenId expected) {
+    std::vector<float> logits(pieces.size(), 0.5F);
+    processor.apply(logits);
+    for (std::size_t id = 0; id < logits.size(); ++id) {
+      if (id == static_cast<std::size_t>(expected)) continue;
+      if (std::string(" \t\r\n").find(pieces[id].empty() ? 'x' : pieces[id][0]) != std::string::npos) continue;
+      EXPECT_EQ(logits[id], -std::numeric_limits<float>::infinity()) << id;
+    }
+    EXPECT_GE(logits[static_cast<std::size_t>(expected)], 0);
+  };
+  only('h');
+  EXPECT_THROW(processor.accept('x'), std::invalid_argument);
+  processor.accept('h');
+  only('i');
+  processor.accept('i');
+  only('1');
+  EXPECT_THROW(processor.accept('2'), std::invalid_argument);
+  processor.accept('1');
+  only(end);
+}
+
+TEST(TokenTrie, HoldsEveryTokenOnceBehindItsBytes) {
+  const auto pieces = vocabulary();
+  const TokenTrie trie(pieces);
+  std::set<TokenId> seen;
+  std::string path;
+  for (const TokenTrie::Node& node : trie.nodes()) {
+    path.resize(node.depth);
+    path += static_cast<char>(node.byte);
+    for (const TokenId id : trie.ids().subspan(node.first_token, node.n_tokens)) {
+      EXPECT_EQ(pieces[static_cast<std::size_t>(id)], path);
+      EXPECT_TRUE(seen.insert(id).second);
+    }
+  }
+  std::size_t n_named = 0;
+  for (const auto& piece : pieces) n_named += !piece.empty();
+  EXPECT_EQ(seen.size(), n_named);
+}
+
+}  // namespace
+}  // namespace memoir::engine
