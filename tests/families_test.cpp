@@ -5,6 +5,7 @@
 #include <mlx/mlx.h>
 
 #include <algorithm>
+#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -104,6 +105,67 @@ TEST_P(FamilyGolden, GreedyTokensAndTheirLogitsAgree) {
 
 class Family : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Models, Family, testing::ValuesIn(kModels), [](const auto& model) { return model.param; });
+
+// A sequence on its way, and what its logits are when it runs alone.
+struct Alone {
+  std::vector<TokenId> tokens;
+  mx::array logits;  // [T, V]
+  cache::ModelCache cache;
+};
+
+TEST_P(Family, SequencesOfAnyLengthsInOnePassHaveTheBitsThatTheyHaveAlone) {
+  const model::LoadedModel loaded = model::load_model(test::data(GetParam()));
+  const int n_vocab = loaded.model->config().vocab_size;
+  std::vector<Alone> all;
+  for (const std::size_t n_tokens : {90U, 41U, 150U, 5U}) {
+    std::vector<TokenId> tokens = some_tokens(static_cast<int>(n_tokens), n_vocab);
+    tokens[0] = static_cast<TokenId>(n_tokens);
+    const mx::array logits = logits_in_chunks(*loaded.model, tokens, n_tokens);
+    all.push_back({std::move(tokens), logits, loaded.model->make_cache()});
+  }
+  std::mt19937 random(20261128);
+  const auto number = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (bool is_done = false; !is_done;) {
+    is_done = true;
+    std::vector<model::SequenceTokens> sequences;
+    std::vector<mx::array> expected;
+    for (Alone& one : all) {
+      const int offset = one.cache.offset();
+      const int n_left = static_cast<int>(one.tokens.size()) - offset;
+      if (n_left == 0) continue;
+      is_done = false;
+      if (number(0, 3) == 0) continue;
+      const int n_tokens = std::min(n_left, number(0, 1) == 0 ? 1 : number(1, 40));
+      const auto rows = static_cast<model::LogitRows>(number(0, 2));
+      const int end = offset + n_tokens;
+      const int first = rows == model::LogitRows::kAll ? offset : rows == model::LogitRows::kLast ? end - 1 : end;
+      sequences.push_back(
+          {std::span(one.tokens).subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(n_tokens)),
+           &one.cache, rows});
+      expected.push_back(mx::slice(one.logits, {first, 0}, {end, n_vocab}));
+    }
+    if (sequences.empty()) continue;
+    const mx::array logits = loaded.model->forward(sequences);
+    ASSERT_TRUE(are_same_bits(logits, mx::concatenate(expected, 0)));
+    for (Alone& one : all) one.cache.materialize();
+  }
+}
+
+TEST(ModelForward, SequencesThatDoNotFitChangeNoCache) {
+  const model::LoadedModel loaded = model::load_model(test::data("llama"));
+  cache::ModelCache first = loaded.model->make_cache();
+  cache::ModelCache second = loaded.model->make_cache();
+  const std::vector<TokenId> tokens = {1, 2, 3};
+  const std::vector<TokenId> outside = {1, loaded.model->config().vocab_size};
+  using Sequences = std::vector<model::SequenceTokens>;
+  for (const Sequences& wrong :
+       {Sequences{}, Sequences{{tokens, &first}, {tokens, &first}}, Sequences{{tokens, &first}, {outside, &second}},
+        Sequences{{tokens, &first}, {{}, &second}}}) {
+    EXPECT_THROW(loaded.model->forward(wrong), std::invalid_argument);
+    EXPECT_EQ(first.offset(), 0);
+    EXPECT_EQ(second.offset(), 0);
+  }
+}
 
 TEST_P(Family, LogitsAreTheSameBitsInChunksOfAnySizeOnAnyThreads) {
   const model::LoadedModel loaded = model::load_model(test::data(GetParam()));

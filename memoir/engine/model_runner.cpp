@@ -68,31 +68,29 @@ int ModelRunner::create(SequenceId sequence, std::span<const TokenId> tokens, st
   return place->second.offset();
 }
 
-/// The logits that are wanted, [V] float32, in the slices' order. Lazy. One forward pass for each sequence; a pass over
-/// all of them takes this function's place when models have one.
-std::vector<mx::array> ModelRunner::forward(std::span<const Slice> slices) {
-  std::vector<mx::array> pending;
+/// The logits that are wanted, [n, V] float32, in the slices' order. Lazy.
+mx::array ModelRunner::forward(std::span<const Slice> slices) {
+  std::vector<model::SequenceTokens> sequences;
   for (const Slice& slice : slices) {
-    const mx::array logits = model_->forward(slice.tokens, cache(slice.sequence), model::LogitRows::kLast);
-    if (slice.wants_logits) pending.push_back(mx::astype(mx::flatten(logits), mx::float32));
+    const auto rows = slice.wants_logits ? model::LogitRows::kLast : model::LogitRows::kNone;
+    sequences.push_back({slice.tokens, &cache(slice.sequence), rows});
   }
-  return pending;
+  return mx::contiguous(mx::astype(model_->forward(sequences), mx::float32));
 }
 
 std::vector<std::span<float>> ModelRunner::run(std::span<const Slice> slices) {
   std::vector<int> offsets;
   for (const Slice& slice : slices) offsets.push_back(offset(slice.sequence));
-  std::vector<mx::array> pending;
-  bool is_built = false;
+  std::optional<mx::array> logits;
   try {
-    pending = forward(slices);
-    is_built = true;
-    mx::eval(pending);
+    logits = forward(slices);
+    mx::eval(*logits);
     for (const Slice& slice : slices) {
       if (!slice.wants_logits) cache(slice.sequence).materialize();  // its logits are never computed
     }
   } catch (...) {
-    pending.clear();
+    const bool is_built = logits.has_value();
+    logits.reset();
     for (std::size_t i = 0; i < slices.size(); ++i) {
       cache::ModelCache& own = cache(slices[i].sequence);
       // What was only planned is undone. What failed while it was computed may be in the arrays.
@@ -102,12 +100,13 @@ std::vector<std::span<float>> ModelRunner::run(std::span<const Slice> slices) {
   }
   rows_.resize(slices.size());
   std::vector<std::span<float>> rows(slices.size());
-  auto next = pending.begin();
+  const float* next = logits->data<float>();
+  const int n_vocab = logits->shape(1);
   for (std::size_t i = 0; i < slices.size(); ++i) {
     if (!slices[i].wants_logits) continue;
-    rows_[i].assign(next->data<float>(), next->data<float>() + next->size());
+    rows_[i].assign(next, next + n_vocab);
     rows[i] = rows_[i];
-    ++next;
+    next += n_vocab;
   }
   return rows;
 }

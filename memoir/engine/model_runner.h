@@ -37,7 +37,7 @@ class ModelRunner : public StepRunner {
  private:
   const cache::ModelCache& cache(SequenceId sequence) const;
   cache::ModelCache& cache(SequenceId sequence);
-  std::vector<mlx::core::array> forward(std::span<const Slice> slices);
+  mlx::core::array forward(std::span<const Slice> slices);
 
   std::unique_ptr<model::Model> model_;
   std::unique_ptr<PrefixStore> store_;

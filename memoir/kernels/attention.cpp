@@ -308,6 +308,9 @@ mx::array attention(const mx::array& queries, const History& history, const Atte
 
 mx::array attention(const mx::array& queries, const std::vector<SequenceHistory>& sequences,
                     const AttentionOptions& options) {
+  if (sequences.size() == 1 && queries.ndim() == 4 && sequences[0].n_queries == queries.shape(2)) {
+    return attention(queries, sequences[0].history, options);
+  }
   if (options.mask) refuse("there is a mask, expected none with several sequences");
   if (queries.ndim() != 4 || queries.shape(0) != 1 || sequences.empty()) {
     refuse("queries have shape " + shape_text(queries) + " for " + std::to_string(sequences.size()) +

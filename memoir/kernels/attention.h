@@ -43,8 +43,8 @@ struct SequenceHistory {
 };
 
 /// queries: [1, H, T, Dk], T the sum of the sequences' n_queries. Returns [1, T, H * Dv], each sequence's rows with the
-/// bits that it gets alone. Lazy.
-/// Throws std::invalid_argument as above, and if the options hold a mask.
+/// bits that it gets alone. Lazy. A single history may be of B sequences, as above.
+/// Throws std::invalid_argument as above, and if there are several and the options hold a mask.
 mlx::core::array attention(const mlx::core::array& queries, const std::vector<SequenceHistory>& sequences,
                            const AttentionOptions& options);
 

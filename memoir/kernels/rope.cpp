@@ -50,18 +50,41 @@ mx::array magnified(const mx::array& x, const Rope& rope) {
   return mx::concatenate({mx::multiply(parts[0], factor), parts[1]}, -1);
 }
 
-mx::array turn_table(const Rope& rope, int offset, int n_tokens) {
+mx::array turn_table(const Rope& rope, const std::vector<PositionRun>& runs, int n_tokens) {
   std::vector<float> table;
   table.reserve(static_cast<std::size_t>(n_tokens) * static_cast<std::size_t>(rope.n_dims));
-  for (int t = 0; t < n_tokens; ++t) {
-    const auto position = static_cast<float>((static_cast<double>(offset) + t) * rope.scale);
-    for (const float period : rope.periods) {
-      const float angle = position * (1 / period);
-      table.push_back(std::cos(angle) * rope.magnitude);
-      table.push_back(std::sin(angle) * rope.magnitude);
+  for (const PositionRun& run : runs) {
+    for (int t = 0; t < run.n_tokens; ++t) {
+      const auto position = static_cast<float>((static_cast<double>(run.first) + t) * rope.scale);
+      for (const float period : rope.periods) {
+        const float angle = position * (1 / period);
+        table.push_back(std::cos(angle) * rope.magnitude);
+        table.push_back(std::sin(angle) * rope.magnitude);
+      }
     }
   }
   return mx::array(table.data(), {n_tokens, rope.n_dims}, mx::float32);
+}
+
+// By MLX's kernel, which knows runs of positions alone.
+mx::array fast_rope(const mx::array& x, const Turns& turns) {
+  const Rope& spec = turns.rope;
+  const mx::array periods(spec.periods.data(), {spec.n_dims / 2}, mx::float32);
+  const mx::array in = spec.magnitude == 1 ? x : magnified(x, spec);
+  const auto turned = [&](const mx::array& rows, int first) {
+    return mx::fast::rope(rows, spec.n_dims, spec.traditional, std::nullopt, static_cast<float>(spec.scale), first,
+                          periods);
+  };
+  if (turns.runs.size() == 1) return turned(in, turns.runs[0].first);
+  std::vector<mx::array> outputs;
+  int begin = 0;
+  for (const PositionRun& run : turns.runs) {
+    const mx::Shape start{0, 0, begin, 0};
+    begin += run.n_tokens;
+    const mx::Shape stop{x.shape(0), x.shape(1), begin, x.shape(3)};
+    outputs.push_back(turned(mx::slice(in, start, stop), run.first));
+  }
+  return mx::concatenate(std::move(outputs), 2);
 }
 
 }  // namespace
@@ -73,17 +96,25 @@ std::vector<float> rope_periods(int n_dims, double base) {
   return periods;
 }
 
-Turns make_turns(const Rope& rope, int offset, int n_tokens) {
+Turns make_turns(const Rope& rope, const std::vector<PositionRun>& runs) {
   if (rope.n_dims <= 0 || rope.n_dims % 2 != 0 || rope.periods.size() != static_cast<std::size_t>(rope.n_dims) / 2) {
     throw std::invalid_argument("[kernels.make_turns] n_dims is " + std::to_string(rope.n_dims) + " with " +
                                 std::to_string(rope.periods.size()) +
                                 " periods, expected an even number and half as many");
   }
-  if (offset < 0 || n_tokens < 0) {
-    throw std::invalid_argument("[kernels.make_turns] offset is " + std::to_string(offset) + ", n_tokens " +
-                                std::to_string(n_tokens) + ", expected at least 0");
+  int n_tokens = 0;
+  for (const PositionRun& run : runs) {
+    if (run.first < 0 || run.n_tokens < 0) {
+      throw std::invalid_argument("[kernels.make_turns] a run has " + std::to_string(run.n_tokens) +
+                                  " tokens from position " + std::to_string(run.first) + ", expected at least 0");
+    }
+    n_tokens += run.n_tokens;
   }
-  return {rope, offset, n_tokens, on_cpu() ? turn_table(rope, offset, n_tokens) : mx::array(0.0F)};
+  return {rope, runs, n_tokens, on_cpu() ? turn_table(rope, runs, n_tokens) : mx::array(0.0F)};
+}
+
+Turns make_turns(const Rope& rope, int offset, int n_tokens) {
+  return make_turns(rope, {PositionRun{offset, n_tokens}});
 }
 
 mx::array rope(const mx::array& x, const Turns& turns) {
@@ -98,10 +129,7 @@ mx::array rope(const mx::array& x, const Turns& turns) {
                       {as_float(x), turns.table});
     return mx::astype(y, x.dtype(), cpu_stream());
   }
-  const mx::array periods(spec.periods.data(), {spec.n_dims / 2}, mx::float32);
-  const mx::array in = spec.magnitude == 1 ? x : magnified(x, spec);
-  return mx::fast::rope(in, spec.n_dims, spec.traditional, std::nullopt, static_cast<float>(spec.scale), turns.offset,
-                        periods);
+  return fast_rope(x, turns);
 }
 
 }  // namespace memoir::kernels

@@ -22,16 +22,25 @@ struct Rope {
 /// base^(2i / n_dims) for each pair: the periods of a plain rope.
 std::vector<float> rope_periods(int n_dims, double base);
 
+/// Tokens at the positions first, first + 1, ...
+struct PositionRun {
+  int first;
+  int n_tokens;
+};
+
 /// By how much T tokens turn, worked out once for all layers.
 struct Turns {
   Rope rope;
-  int offset;              // position of the first token
-  int n_tokens;            // T
+  std::vector<PositionRun> runs;
+  int n_tokens;            // T, of all runs
   mlx::core::array table;  // [T, n_dims] float32, for each pair cosine and sine; on a GPU empty
 };
 
-/// The turns of T tokens at positions offset, offset + 1, ...: angles in float32, as in the models' own code.
-/// Throws std::invalid_argument if n_dims is odd, there are not n_dims / 2 periods, or offset or T is negative.
+/// The turns of the tokens of one run after the other: angles in float32, as in the models' own code.
+/// Throws std::invalid_argument if n_dims is odd, there are not n_dims / 2 periods, or a number in a run is negative.
+Turns make_turns(const Rope& rope, const std::vector<PositionRun>& runs);
+
+/// Of T tokens at positions offset, offset + 1, ...
 Turns make_turns(const Rope& rope, int offset, int n_tokens);
 
 /// x: [B, H, T, D] float, row t turned by token t. Returns x's shape and type. Lazy.

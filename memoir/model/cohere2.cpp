@@ -39,8 +39,8 @@ class Cohere2Layer : public DecoderLayer {
     return attention_.make_cache(options);
   }
 
-  mx::array forward(const mx::array& x, Step& step, cache::ModelCache& cache, std::size_t index) const override {
-    const mx::array y = attend(x, norm_, attention_, step, cache.attention(index), x);
+  mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
+    const mx::array y = attend(x, norm_, attention_, step, index, x);
     return kernels::gated_mlp(x, norm_, mlp_, y);
   }
 

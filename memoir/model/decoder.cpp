@@ -10,6 +10,20 @@
 namespace mx = mlx::core;
 
 namespace memoir::model {
+namespace {
+
+// x: [B, T, hidden]; rows: ascending.
+mx::array chosen_rows(const mx::array& x, const std::vector<int>& rows) {
+  const auto n_rows = static_cast<int>(rows.size());
+  if (n_rows == x.shape(1)) return x;
+  if (n_rows == 0 || rows.back() - rows.front() + 1 == n_rows) {
+    const int begin = rows.empty() ? 0 : rows.front();
+    return mx::slice(x, {0, begin, 0}, {x.shape(0), begin + n_rows, x.shape(2)});
+  }
+  return mx::take(x, mx::array(rows.data(), {n_rows}, mx::int32), 1);
+}
+
+}  // namespace
 
 std::string layer_module(int index) {
   return "model.layers." + std::to_string(index);
@@ -43,17 +57,16 @@ std::size_t Decoder::size_bytes() const {
 
 void Decoder::begin(const mx::array&, Step&) const {}
 
-mx::array Decoder::logits(const mx::array& ids, cache::ModelCache& cache, LogitRows rows) const {
-  mx::array x = kernels::embed(ids, ends_.embedding, kernels::activation_dtype(ends_.embedding.dtype()));
+mx::array Decoder::logits(Step& step, const std::vector<int>& rows) const {
+  mx::array x = kernels::embed(step.ids, ends_.embedding, kernels::activation_dtype(ends_.embedding.dtype()));
   const auto scaled = [](const mx::array& a, float factor) {
     return factor == 1 ? a : mx::multiply(a, mx::astype(mx::array(factor), a.dtype()));
   };
   x = scaled(x, ends_.embedding_scale);
-  Step step{ids, cache.offset(), {}, {}};
-  for (const kernels::Rope& rope : ropes_) step.turns.push_back(kernels::make_turns(rope, step.offset, ids.shape(1)));
+  for (const kernels::Rope& rope : ropes_) step.turns.push_back(make_turns(rope, step.sequences));
   begin(x, step);
-  for (std::size_t i = 0; i < layers_.size(); ++i) x = layers_[i]->forward(x, step, cache, i);
-  if (rows == LogitRows::kLast) x = mx::slice(x, {0, x.shape(1) - 1, 0}, x.shape());
+  for (std::size_t i = 0; i < layers_.size(); ++i) x = layers_[i]->forward(x, step, i);
+  x = chosen_rows(x, rows);
   x = kernels::linear(kernels::norm(x, ends_.norm), ends_.head ? *ends_.head : kernels::Linear{ends_.embedding});
   x = scaled(x, ends_.logit_scale);
   return ends_.logit_cap > 0 ? kernels::soft_cap(x, ends_.logit_cap) : x;
@@ -73,8 +86,8 @@ PreNormLayer::PreNormLayer(kernels::Norm attention_norm, SelfAttention attention
       mlp_norm_(std::move(mlp_norm)),
       mixture_(std::move(mixture)) {}
 
-mx::array PreNormLayer::forward(const mx::array& x, Step& step, cache::ModelCache& cache, std::size_t index) const {
-  const mx::array y = attend(x, attention_norm_, attention_, step, cache.attention(index), x);
+mx::array PreNormLayer::forward(const mx::array& x, Step& step, std::size_t index) const {
+  const mx::array y = attend(x, attention_norm_, attention_, step, index, x);
   return mlp_ ? kernels::gated_mlp(y, mlp_norm_, *mlp_, y) : mix(kernels::norm(y, mlp_norm_), *mixture_, y);
 }
 

@@ -22,9 +22,8 @@ class DecoderLayer {
   /// An empty cache, null if the layer keeps nothing.
   virtual std::unique_ptr<cache::LayerCache> make_cache(const cache::CacheOptions& options) const = 0;
 
-  /// x: [B, T, hidden]. `index` is the layer's own, and its cache's. Returns [B, T, hidden]. Lazy.
-  virtual mlx::core::array forward(const mlx::core::array& x, Step& step, cache::ModelCache& cache,
-                                   std::size_t index) const = 0;
+  /// x: [B, T, hidden]. `index` is the layer's own, and its caches'. Returns [B, T, hidden]. Lazy.
+  virtual mlx::core::array forward(const mlx::core::array& x, Step& step, std::size_t index) const = 0;
 
   virtual std::size_t size_bytes() const = 0;
 };
@@ -55,7 +54,7 @@ class Decoder : public Model {
   std::size_t size_bytes() const override;
 
  protected:
-  mlx::core::array logits(const mlx::core::array& ids, cache::ModelCache& cache, LogitRows rows) const override;
+  mlx::core::array logits(Step& step, const std::vector<int>& rows) const override;
 
   /// Adds to the step what a family's layers need besides. x: the embeddings [B, T, hidden], scaled.
   virtual void begin(const mlx::core::array& x, Step& step) const;
@@ -75,8 +74,7 @@ class PreNormLayer : public DecoderLayer {
   std::unique_ptr<cache::LayerCache> make_cache(const cache::CacheOptions& options) const override {
     return attention_.make_cache(options);
   }
-  mlx::core::array forward(const mlx::core::array& x, Step& step, cache::ModelCache& cache,
-                           std::size_t index) const override;
+  mlx::core::array forward(const mlx::core::array& x, Step& step, std::size_t index) const override;
   std::size_t size_bytes() const override;
 
  private:

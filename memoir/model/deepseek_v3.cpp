@@ -115,8 +115,7 @@ class LatentAttention {
         options_{scale} {}
 
   // x: normed. Returns the attention's output + residual.
-  mx::array operator()(const mx::array& x, const Step& step, cache::AttentionCache& cache,
-                       const mx::array& residual) const {
+  mx::array operator()(const mx::array& x, const Step& step, std::size_t index, const mx::array& residual) const {
     const kernels::Turns& turns = step.turns.front();
     const mx::array queries = cut_heads(
         kernels::linear(query_down_ ? kernels::norm(kernels::linear(x, *query_down_), *query_norm_) : x, query_),
@@ -129,10 +128,10 @@ class LatentAttention {
     const mx::array latent = kernels::norm(columns(joined, 0, sizes_.rank), latent_norm_);
     const mx::array turned =
         kernels::rope(cut_heads(columns(joined, sizes_.rank, sizes_.rank + sizes_.turned), 1), turns);
-    cache::History history = cache.update(mx::concatenate({cut_heads(latent, 1), turned}, -1), turned);
-    history.values = latent_part(history.keys);
+    Histories histories = update(step, index, mx::concatenate({cut_heads(latent, 1), turned}, -1), turned);
+    for (auto& [n_queries, history] : histories) history.values = latent_part(history.keys);
     const mx::array gathered =
-        kernels::attention(mx::concatenate({latent_queries, turned_queries}, -1), history, options_);
+        kernels::attention(mx::concatenate({latent_queries, turned_queries}, -1), histories, options_);
     const mx::array values = kernels::linear_of_heads(cut_heads(gathered, sizes_.n_heads), unfolded_.values);
     return kernels::linear(join_heads(values), output_, residual);
   }
@@ -237,8 +236,8 @@ class DeepseekLayer : public DecoderLayer {
     return cache::make_kv_cache(std::nullopt, std::nullopt, options);
   }
 
-  mx::array forward(const mx::array& x, Step& step, cache::ModelCache& cache, std::size_t index) const override {
-    const mx::array y = attention_(kernels::norm(x, attention_norm_), step, cache.attention(index), x);
+  mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
+    const mx::array y = attention_(kernels::norm(x, attention_norm_), step, index, x);
     return mlp_ ? kernels::gated_mlp(y, mlp_norm_, *mlp_, y) : mix(kernels::norm(y, mlp_norm_), *mixture_, y);
   }
 

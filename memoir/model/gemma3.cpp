@@ -40,8 +40,8 @@ class Gemma3Layer : public DecoderLayer {
     return attention_.make_cache(options);
   }
 
-  mx::array forward(const mx::array& x, Step& step, cache::ModelCache& cache, std::size_t index) const override {
-    const mx::array heads = attend(x, attention_norm_, attention_, step, cache.attention(index), std::nullopt);
+  mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
+    const mx::array heads = attend(x, attention_norm_, attention_, step, index, std::nullopt);
     const mx::array y = mx::add(x, kernels::norm(heads, after_attention_));
     return mx::add(y, kernels::norm(kernels::gated_mlp(y, mlp_norm_, mlp_), after_mlp_));
   }

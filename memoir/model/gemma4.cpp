@@ -191,14 +191,13 @@ class Gemma4Attention {
   }
 
   // x: normed.
-  mx::array operator()(const mx::array& x, Step& step, cache::ModelCache& cache, std::size_t index) const {
+  mx::array operator()(const mx::array& x, Step& step, std::size_t index) const {
     const kernels::Turns& turns = step.turns.at(keys_.rope);
     const mx::array queries =
         kernels::rope(kernels::norm(cut_heads(kernels::linear(x, queries_), n_heads_), query_norm_), turns);
-    const cache::History history =
-        keys_.source ? step.histories.at(*keys_.source) : update(x, turns, cache.attention(index));
-    if (keys_.is_source) step.histories.emplace(index, history);
-    return kernels::linear(kernels::attention(queries, history, options_), output_);
+    const Histories histories = keys_.source ? step.histories.at(*keys_.source) : append(x, turns, step, index);
+    if (keys_.is_source) step.histories.emplace(index, histories);
+    return kernels::linear(kernels::attention(queries, histories, options_), output_);
   }
 
   std::size_t size_bytes() const {
@@ -207,11 +206,12 @@ class Gemma4Attention {
   }
 
  private:
-  cache::History update(const mx::array& x, const kernels::Turns& turns, cache::AttentionCache& cache) const {
+  Histories append(const mx::array& x, const kernels::Turns& turns, const Step& step, std::size_t index) const {
     const mx::array keys = cut_heads(kernels::linear(x, *key_projection_), keys_.n_kv_heads);
     const mx::array values =
         value_projection_ ? cut_heads(kernels::linear(x, *value_projection_), keys_.n_kv_heads) : keys;
-    return cache.update(kernels::rope(kernels::norm(keys, *key_norm_), turns), kernels::norm(values, *value_norm_));
+    return update(step, index, kernels::rope(kernels::norm(keys, *key_norm_), turns),
+                  kernels::norm(values, *value_norm_));
   }
 
   LayerKeys keys_;
@@ -307,8 +307,8 @@ class Gemma4Layer : public DecoderLayer {
     return attention_.make_cache(options);
   }
 
-  mx::array forward(const mx::array& x, Step& step, cache::ModelCache& cache, std::size_t index) const override {
-    const mx::array heads = attention_(kernels::norm(x, attention_norm_), step, cache, index);
+  mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
+    const mx::array heads = attention_(kernels::norm(x, attention_norm_), step, index);
     const mx::array y = mx::add(x, kernels::norm(heads, after_attention_));
     mx::array mlp = kernels::gated_mlp(y, mlp_norm_, mlp_);
     if (experts_) mlp = (*experts_)(y, mlp);

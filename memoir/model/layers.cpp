@@ -56,13 +56,12 @@ SelfAttention read_self_attention(Weights& weights, const std::string& module, i
           {1 / std::sqrt(static_cast<float>(layout.head_dim))}};
 }
 
-mx::array attend(const mx::array& x, const std::optional<kernels::Norm>& norm, const SelfAttention& attention,
-                 const Step& step, cache::AttentionCache& cache, const std::optional<mx::array>& residual) {
-  const std::optional<kernels::Turns> turns =
-      attention.rope ? std::optional(step.turns.at(*attention.rope)) : std::nullopt;
-  const kernels::Heads heads = kernels::project_heads(x, norm, attention.projection, turns);
-  const cache::History history = cache.update(heads.keys, heads.values);
-  return kernels::linear(kernels::attention(heads.queries, history, attention.options), attention.output, residual);
+mx::array attend(const mx::array& x, const std::optional<kernels::Norm>& norm, const SelfAttention& layer,
+                 const Step& step, std::size_t index, const std::optional<mx::array>& residual) {
+  const std::optional<kernels::Turns> turns = layer.rope ? std::optional(step.turns.at(*layer.rope)) : std::nullopt;
+  const kernels::Heads heads = kernels::project_heads(x, norm, layer.projection, turns);
+  const Histories histories = update(step, index, heads.keys, heads.values);
+  return kernels::linear(kernels::attention(heads.queries, histories, layer.options), layer.output, residual);
 }
 
 mx::array cut_heads(const mx::array& x, int n_heads) {

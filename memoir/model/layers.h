@@ -7,7 +7,6 @@
 
 #include <mlx/array.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +19,7 @@
 #include "memoir/kernels/projection.h"
 #include "memoir/kernels/rope.h"
 #include "memoir/model/config.h"
+#include "memoir/model/step.h"
 #include "memoir/model/weights.h"
 
 namespace memoir::model {
@@ -58,15 +58,6 @@ kernels::Rope read_rope(Weights& weights, const ModelConfig& config);
 
 // ---- attention ----
 
-/// What a forward pass hands from layer to layer.
-struct Step {
-  mlx::core::array ids;                                         // [B, T]
-  int offset;                                                   // of the first token
-  std::vector<kernels::Turns> turns;                            // for each rope of the model
-  std::map<std::size_t, cache::History> histories;              // of layers whose keys and values others read, by layer
-  std::optional<mlx::core::array> layer_inputs = std::nullopt;  // [B, T, L, P]: something for each layer alone
-};
-
 struct SelfAttention {
   kernels::HeadProjection projection;
   kernels::Linear output;  // [hidden, n_heads * head_dim]
@@ -95,9 +86,9 @@ AttentionLayout attention_layout(const ModelConfig& config);
 SelfAttention read_self_attention(Weights& weights, const std::string& module, int hidden_size,
                                   const AttentionLayout& layout);
 
-/// output(attention of the heads of norm(x)) (+ residual). x: [B, T, hidden].
+/// output(attention of the heads of norm(x)) (+ residual). x: [B, T, hidden]; index: the layer's.
 mlx::core::array attend(const mlx::core::array& x, const std::optional<kernels::Norm>& norm,
-                        const SelfAttention& attention, const Step& step, cache::AttentionCache& cache,
+                        const SelfAttention& attention, const Step& step, std::size_t index,
                         const std::optional<mlx::core::array>& residual);
 
 /// [B, T, n * D] as [B, n, T, D], and back.

@@ -44,19 +44,16 @@ class GatedConvolution {
   }
 
   // x: normed.
-  mx::array operator()(const mx::array& x, cache::RecurrentCache& cache, const mx::array& residual) const {
+  mx::array operator()(const mx::array& x, const Step& step, std::size_t index, const mx::array& residual) const {
     const mx::array joined = kernels::linear(x, *in_);
     const auto part = [&](int i) {
       return mx::slice(joined, {0, 0, i * hidden_}, {joined.shape(0), joined.shape(1), (i + 1) * hidden_});
     };
-    const int n_tokens = x.shape(1);
-    const cache::RecurrentState before = cache.get(x.shape(0), x.dtype());
-    const kernels::Recurrence after = kernels::short_convolution(mx::multiply(part(0), part(2)), convolution_,
-                                                                 before.tail, {cache.capture_steps(n_tokens)});
-    std::vector<cache::RecurrentState> captured;
-    for (const mx::array& tail : after.captured) captured.push_back({tail});
-    cache.put({after.state}, n_tokens, captured);
-    return kernels::linear(mx::multiply(part(1), after.y), *out_, residual);
+    const mx::array y = by_sequence(step, {mx::multiply(part(0), part(2))},
+                                    [&](const std::vector<mx::array>& rows, cache::ModelCache& cache) {
+                                      return convolved(rows[0], cache.recurrent(index));
+                                    });
+    return kernels::linear(mx::multiply(part(1), y), *out_, residual);
   }
 
   std::size_t size_bytes() const {
@@ -65,6 +62,17 @@ class GatedConvolution {
   }
 
  private:
+  mx::array convolved(const mx::array& x, cache::RecurrentCache& cache) const {
+    const int n_tokens = x.shape(1);
+    const cache::RecurrentState before = cache.get(x.shape(0), x.dtype());
+    const kernels::Recurrence after =
+        kernels::short_convolution(x, convolution_, before.tail, {cache.capture_steps(n_tokens)});
+    std::vector<cache::RecurrentState> captured;
+    for (const mx::array& tail : after.captured) captured.push_back({tail});
+    cache.put({after.state}, n_tokens, captured);
+    return after.y;
+  }
+
   int hidden_;
   std::optional<kernels::Linear> in_;  // [3 * hidden, hidden]
   kernels::ShortConvolution convolution_;
@@ -129,9 +137,9 @@ class Lfm2Layer : public DecoderLayer {
     return convolution_ ? convolution_->make_cache() : attention_->make_cache(options);
   }
 
-  mx::array forward(const mx::array& x, Step& step, cache::ModelCache& cache, std::size_t index) const override {
-    const mx::array y = convolution_ ? (*convolution_)(kernels::norm(x, operator_norm_), cache.recurrent(index), x)
-                                     : attend(x, operator_norm_, *attention_, step, cache.attention(index), x);
+  mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
+    const mx::array y = convolution_ ? (*convolution_)(kernels::norm(x, operator_norm_), step, index, x)
+                                     : attend(x, operator_norm_, *attention_, step, index, x);
     return kernels::gated_mlp(y, mlp_norm_, mlp_, y);
   }
 

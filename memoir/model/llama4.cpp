@@ -142,8 +142,8 @@ class Llama4Layer : public DecoderLayer {
     return attention_.make_cache(options);
   }
 
-  mx::array forward(const mx::array& x, Step& step, cache::ModelCache& cache, std::size_t index) const override {
-    const mx::array y = attention(x, step, cache.attention(index));
+  mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
+    const mx::array y = attend(x, step, index);
     return mlp_ ? kernels::gated_mlp(y, mlp_norm_, *mlp_, y) : mix(kernels::norm(y, mlp_norm_), *mixture_, y);
   }
 
@@ -157,7 +157,7 @@ class Llama4Layer : public DecoderLayer {
     return read_rms_norm(weights, layer_module(index) + name, config.hidden_size, config.rms_norm_eps);
   }
 
-  mx::array attention(const mx::array& x, const Step& step, cache::AttentionCache& cache) const {
+  mx::array attend(const mx::array& x, const Step& step, std::size_t index) const {
     const std::optional<kernels::Turns> turns =
         attention_.rope ? std::optional(step.turns.at(*attention_.rope)) : std::nullopt;
     kernels::Heads heads = kernels::project_heads(x, attention_norm_, attention_.projection, turns);
@@ -165,19 +165,20 @@ class Llama4Layer : public DecoderLayer {
       heads.queries = kernels::norm(heads.queries, *head_norm_);
       heads.keys = kernels::norm(heads.keys, *head_norm_);
     }
-    if (temperature_) heads.queries = mx::multiply(heads.queries, query_factors(step.offset, heads.queries));
-    const cache::History history = cache.update(heads.keys, heads.values);
-    return kernels::linear(kernels::attention(heads.queries, history, attention_.options), attention_.output, x);
+    if (temperature_)
+      heads.queries = mx::multiply(heads.queries, query_factors(step.positions(), heads.queries.dtype()));
+    const Histories histories = update(step, index, heads.keys, heads.values);
+    return kernels::linear(kernels::attention(heads.queries, histories, attention_.options), attention_.output, x);
   }
 
   // [T, 1]
-  mx::array query_factors(int offset, const mx::array& queries) const {
+  mx::array query_factors(const std::vector<int>& positions, mx::Dtype dtype) const {
     std::vector<float> factors;
-    for (int t = 0; t < queries.shape(2); ++t) {
-      const float step = std::floor((static_cast<float>(offset + t) + 1) / temperature_->floor);
+    for (const int position : positions) {
+      const float step = std::floor((static_cast<float>(position) + 1) / temperature_->floor);
       factors.push_back(std::log1p(step) * temperature_->scale + 1);
     }
-    return mx::astype(mx::array(factors.data(), {queries.shape(2), 1}, mx::float32), queries.dtype());
+    return mx::astype(mx::array(factors.data(), {static_cast<int>(factors.size()), 1}, mx::float32), dtype);
   }
 
   kernels::Norm attention_norm_;

@@ -109,15 +109,18 @@ class Mamba2Layer : public DecoderLayer {
         cache::RecurrentShape{sizes_.width - 1, sizes_.channels(), {sizes_.n_heads, sizes_.head_dim, sizes_.state}});
   }
 
-  mx::array forward(const mx::array& x, Step&, cache::ModelCache& cache, std::size_t index) const override {
+  mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
     const mx::array joined = kernels::linear(kernels::norm(x, norm_), in_);
     const auto columns = [&](const mx::array& from, int begin, int n) {
       return mx::slice(from, {0, 0, begin}, {from.shape(0), from.shape(1), begin + n});
     };
     const mx::array gate = columns(joined, 0, sizes_.inner());
-    const mx::array y =
-        scan(columns(joined, sizes_.inner(), sizes_.channels()),
-             columns(joined, sizes_.inner() + sizes_.channels(), sizes_.n_heads), cache.recurrent(index));
+    const mx::array y = by_sequence(step,
+                                    {columns(joined, sizes_.inner(), sizes_.channels()),
+                                     columns(joined, sizes_.inner() + sizes_.channels(), sizes_.n_heads)},
+                                    [&](const std::vector<mx::array>& rows, cache::ModelCache& cache) {
+                                      return scan(rows[0], rows[1], cache.recurrent(index));
+                                    });
     return kernels::linear(normed(kernels::gate_product(gate, y, kernels::Gate::kSilu)), out_, x);
   }
 

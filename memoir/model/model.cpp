@@ -1,7 +1,13 @@
 #include "memoir/model/model.h"
 
+#include <mlx/ops.h>
+
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
+
+#include "memoir/model/step.h"
 
 namespace mx = mlx::core;
 
@@ -27,24 +33,70 @@ void check_tokens(std::span<const TokenId> tokens, int n_sequences, int n_vocab,
   }
 }
 
+// The first of the rows [begin, end) whose logits are wanted.
+int first_row(LogitRows rows, int begin, int end) {
+  switch (rows) {
+    case LogitRows::kAll:
+      return begin;
+    case LogitRows::kLast:
+      return end - 1;
+    case LogitRows::kNone:
+      break;
+  }
+  return end;
+}
+
 }  // namespace
+
+void Model::check(const SequenceTokens& sequence, int n_sequences) const {
+  if (sequence.cache->n_layers() != static_cast<std::size_t>(config_.n_layers)) {
+    throw std::invalid_argument("[model.forward] the cache has " + std::to_string(sequence.cache->n_layers()) +
+                                " layers, expected the model's " + std::to_string(config_.n_layers));
+  }
+  check_tokens(sequence.tokens, n_sequences, config_.vocab_size, context(), sequence.cache->offset());
+}
 
 mx::array Model::forward(std::span<const TokenId> tokens, cache::ModelCache& cache, LogitRows rows,
                          int n_sequences) const {
-  if (cache.n_layers() != static_cast<std::size_t>(config_.n_layers)) {
-    throw std::invalid_argument("[model.forward] the cache has " + std::to_string(cache.n_layers()) +
-                                " layers, expected the model's " + std::to_string(config_.n_layers));
-  }
-  const int offset = cache.offset();
-  check_tokens(tokens, n_sequences, config_.vocab_size, context(), offset);
-  const mx::array ids(tokens.data(), {n_sequences, static_cast<int>(tokens.size()) / n_sequences}, mx::int32);
+  check({tokens, &cache, rows}, n_sequences);
+  const int n_tokens = static_cast<int>(tokens.size()) / n_sequences;
+  Step step{mx::array(tokens.data(), {n_sequences, n_tokens}, mx::int32), {{&cache, 0, n_tokens, cache.offset()}}};
+  std::vector<int> wanted;
+  for (int row = first_row(rows, 0, n_tokens); row < n_tokens; ++row) wanted.push_back(row);
+  return run(step, wanted);
+}
+
+mx::array Model::run(Step& step, const std::vector<int>& rows) const {
   try {
-    return logits(ids, cache, rows);
+    return logits(step, rows);
   } catch (...) {
-    // At 0 its buffers would keep the number of sequences, and a recurrent layer that got ahead can't go back.
-    if (offset == 0 || !cache.rewind(offset)) cache.free();
+    for (const StepSequence& sequence : step.sequences) {
+      // At 0 its buffers would keep the number of sequences, and a recurrent layer that got ahead can't go back.
+      if (sequence.offset == 0 || !sequence.cache->rewind(sequence.offset)) sequence.cache->free();
+    }
     throw;
   }
+}
+
+mx::array Model::forward(std::span<const SequenceTokens> sequences) const {
+  if (sequences.empty()) throw std::invalid_argument("[model.forward] no sequences, expected at least one");
+  std::set<const cache::ModelCache*> caches;
+  std::vector<TokenId> ids;
+  std::vector<int> rows;
+  std::vector<StepSequence> parts;
+  for (const SequenceTokens& sequence : sequences) {
+    check(sequence, 1);
+    if (!caches.insert(sequence.cache).second) {
+      throw std::invalid_argument("[model.forward] two sequences have one cache, expected one for each");
+    }
+    const auto begin = static_cast<int>(ids.size());
+    ids.insert(ids.end(), sequence.tokens.begin(), sequence.tokens.end());
+    const auto end = static_cast<int>(ids.size());
+    parts.push_back({sequence.cache, begin, end - begin, sequence.cache->offset()});
+    for (int row = first_row(sequence.rows, begin, end); row < end; ++row) rows.push_back(row);
+  }
+  Step step{mx::array(ids.data(), {1, static_cast<int>(ids.size())}, mx::int32), std::move(parts)};
+  return mx::squeeze(run(step, rows), 0);
 }
 
 }  // namespace memoir::model

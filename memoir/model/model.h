@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "memoir/base/types.h"
 #include "memoir/cache/kv.h"
@@ -20,7 +21,17 @@ namespace memoir::model {
 enum class LogitRows {
   kAll,   // one for every token
   kLast,  // the last token's alone: what generation needs, and much cheaper after a long prompt
+  kNone,
 };
+
+/// A sequence's part of a pass over several.
+struct SequenceTokens {
+  std::span<const TokenId> tokens;  // at least one
+  cache::ModelCache* cache;         // of one sequence
+  LogitRows rows = LogitRows::kLast;
+};
+
+struct Step;
 
 class Model {
  public:
@@ -40,21 +51,33 @@ class Model {
 
   /// Runs T tokens of each of B sequences, all at the positions that follow the cache's offset, and moves the offset
   /// by T. tokens: B * T, one sequence after the other; the first call fixes the cache's B.
-  /// Returns logits [B, T or 1, V] in the activations' type. Lazy.
+  /// Returns logits [B, n_rows, V], n_rows being T, 1 or 0, in the activations' type. Lazy.
   /// Throws std::invalid_argument if the cache has another number of layers than the model, there are no tokens,
   /// n_sequences doesn't divide them or isn't the cache's, one is outside the vocabulary, or they pass the context().
   /// On a throw the cache is as before, or empty where a layer got ahead that can't go back.
   mlx::core::array forward(std::span<const TokenId> tokens, cache::ModelCache& cache, LogitRows rows,
                            int n_sequences = 1) const;
 
+  /// Runs several sequences in one pass, each at the positions that follow its own cache's offset, whatever their
+  /// numbers of tokens: weights are read once for all. Each gets the bits that it gets alone, on the CPU.
+  /// Returns the logits of the rows that are asked for, by sequence: [n_rows, V]. Lazy; where no row is asked for,
+  /// ModelCache::materialize computes what the caches hold.
+  /// Throws std::invalid_argument as above, and if there are no sequences or two have one cache. On a throw each cache
+  /// is as before, or empty where a layer got ahead that can't go back.
+  mlx::core::array forward(std::span<const SequenceTokens> sequences) const;
+
   /// Bytes of the weights.
   virtual std::size_t size_bytes() const = 0;
 
  protected:
-  /// ids: [B, T] int32, checked. Returns [B, T or 1, V].
-  virtual mlx::core::array logits(const mlx::core::array& ids, cache::ModelCache& cache, LogitRows rows) const = 0;
+  /// Runs the layers over a step of checked tokens and caches. rows: those of T whose logits are wanted, ascending.
+  /// Returns [B, n_rows, V].
+  virtual mlx::core::array logits(Step& step, const std::vector<int>& rows) const = 0;
 
  private:
+  void check(const SequenceTokens& sequence, int n_sequences) const;
+  mlx::core::array run(Step& step, const std::vector<int>& rows) const;
+
   ModelConfig config_;
 };
 

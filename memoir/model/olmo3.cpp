@@ -40,8 +40,8 @@ class Olmo3Layer : public DecoderLayer {
     return attention_.make_cache(options);
   }
 
-  mx::array forward(const mx::array& x, Step& step, cache::ModelCache& cache, std::size_t index) const override {
-    const mx::array y = mx::add(x, kernels::norm(attention(x, step, cache.attention(index)), after_attention_));
+  mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
+    const mx::array y = mx::add(x, kernels::norm(attend(x, step, index), after_attention_));
     return mx::add(y, kernels::norm(kernels::gated_mlp(y, std::nullopt, mlp_), after_mlp_));
   }
 
@@ -55,7 +55,7 @@ class Olmo3Layer : public DecoderLayer {
     return read_rms_norm(weights, layer_module(index) + name, size, config.rms_norm_eps);
   }
 
-  mx::array attention(const mx::array& x, const Step& step, cache::AttentionCache& cache) const {
+  mx::array attend(const mx::array& x, const Step& step, std::size_t index) const {
     const kernels::HeadProjection& projection = attention_.projection;
     const kernels::Turns& turns = step.turns.at(*attention_.rope);
     const auto turned = [&](const kernels::Linear& layer, const kernels::Norm& norm, int n_heads) {
@@ -64,8 +64,8 @@ class Olmo3Layer : public DecoderLayer {
     const mx::array queries = turned(projection.queries, query_norm_, projection.n_heads);
     const mx::array keys = turned(projection.keys, key_norm_, projection.n_kv_heads);
     const mx::array values = cut_heads(kernels::linear(x, projection.values), projection.n_kv_heads);
-    const cache::History history = cache.update(keys, values);
-    return kernels::linear(kernels::attention(queries, history, attention_.options), attention_.output);
+    const Histories histories = update(step, index, keys, values);
+    return kernels::linear(kernels::attention(queries, histories, attention_.options), attention_.output);
   }
 
   SelfAttention attention_;

@@ -1,0 +1,62 @@
+#pragma once
+
+// A forward pass on its way through the layers: which sequences it runs, and where their tokens lie.
+//
+// Tokens lie in rows [B, T]: B sequences of T tokens that share one cache, or (B = 1) several sequences of any lengths
+// side by side, each with a cache of its own. What works on rows one by one, as norms and matrices do, need not know;
+// what depends on earlier tokens goes through the functions here. A sequence's rows get the bits that they get alone.
+//
+// Threads: the thread that owns MLX's work. Ownership: refers to the caches, which must outlive it.
+
+#include <mlx/array.h>
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "memoir/cache/cache.h"
+#include "memoir/kernels/attention.h"
+#include "memoir/kernels/rope.h"
+
+namespace memoir::model {
+
+/// The B sequences of one cache, or a single one.
+struct StepSequence {
+  cache::ModelCache* cache;
+  int begin;     // the row, in T, of its first token
+  int n_tokens;  // at least 1
+  int offset;    // that token's position
+};
+
+/// Keys and values to attend to, of each sequence: what kernels::attention takes.
+using Histories = std::vector<kernels::SequenceHistory>;
+
+struct Step {
+  mlx::core::array ids;                                         // [B, T]
+  std::vector<StepSequence> sequences;                          // by their rows, which they cover
+  std::vector<kernels::Turns> turns = {};                       // for each rope of the model
+  std::map<std::size_t, Histories> histories = {};              // of layers whose keys and values others read, by layer
+  std::optional<mlx::core::array> layer_inputs = std::nullopt;  // [B, T, L, P]: something for each layer alone
+
+  /// Of every row, [T].
+  std::vector<int> positions() const;
+};
+
+/// The turns of the step's rows.
+kernels::Turns make_turns(const kernels::Rope& rope, const std::vector<StepSequence>& sequences);
+
+/// Appends each sequence's rows to its attention cache of layer `index`. Lazy.
+/// keys: [B, Hkv, T, Dk], values: [B, Hkv, T, Dv]. Throws as AttentionCache::update.
+Histories update(const Step& step, std::size_t index, const mlx::core::array& keys, const mlx::core::array& values);
+
+/// A sequence's rows of what by_sequence() is given, and its cache. Returns [B, n_tokens, ...].
+using SequenceFunction =
+    std::function<mlx::core::array(const std::vector<mlx::core::array>& rows, cache::ModelCache& cache)>;
+
+/// What `function` makes of each sequence, side by side: [B, T, ...]. inputs: each [B, T, ...].
+mlx::core::array by_sequence(const Step& step, const std::vector<mlx::core::array>& inputs,
+                             const SequenceFunction& function);
+
+}  // namespace memoir::model
