@@ -1,21 +1,23 @@
-#include <fstream>
-#include <iostream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
 #include "memoir/base/json_text.h"
+#include "memoir/cli/batch_file.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/messages_file.h"
+#include "memoir/cli/number_checks.h"
 #include "memoir/cli/prompt_cache.h"
+#include "memoir/cli/prompt_tokens.h"
 #include "memoir/cli/signals.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
-#include "memoir/engine/conversation.h"
 #include "memoir/engine/generate.h"
+#include "memoir/engine/generate_batch.h"
+#include "memoir/engine/scheduler.h"
 
 namespace memoir::cli {
 namespace {
@@ -29,6 +31,8 @@ struct GenerateArguments {
   std::string prompt;
   std::string tokens;
   std::string messages_file;
+  std::string batch_file;
+  int n_side_by_side = 8;
   bool is_raw = false;
   bool is_json = false;
   CLI::Option* prompt_option = nullptr;
@@ -41,34 +45,11 @@ const text::Tokenizer& need_tokenizer(const model::LoadedModel& loaded, const Ge
                          "there is none, so the prompt must be given as --tokens");
 }
 
-std::vector<TokenId> render(const text::Tokenizer& tokenizer, const text::ChatTemplate::Inputs& inputs) {
-  const text::ChatTemplate chat_template(*tokenizer.chat_template());
-  return tokenizer.encode(chat_template.render(inputs), {.add_special = false, .parse_special = true});
-}
-
-std::vector<TokenId> messages_prompt(const model::LoadedModel& loaded, const GenerateArguments& arguments) {
-  const text::Tokenizer& tokenizer = need_tokenizer(loaded, arguments);
-  if (!tokenizer.chat_template()) {
-    throw UnsupportedError(arguments.run.model, "chat_template", "the model has none, so --messages can't be rendered");
-  }
-  return render(tokenizer, read_messages_file(arguments.messages_file, tokenizer));
-}
-
-// The text as one user's message where the model has a chat template, else (and with --raw) as it is.
-std::vector<TokenId> text_prompt(const model::LoadedModel& loaded, const GenerateArguments& arguments) {
-  const text::Tokenizer& tokenizer = need_tokenizer(loaded, arguments);
-  if (arguments.is_raw || !tokenizer.chat_template()) {
-    return tokenizer.encode(arguments.prompt, {.add_special = true, .parse_special = true});
-  }
-  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
-  messages.push_back({{"role", "user"}, {"content", arguments.prompt}});
-  return render(tokenizer, engine::template_inputs(tokenizer, std::move(messages)));
-}
-
 std::vector<TokenId> prompt_tokens(const model::LoadedModel& loaded, const GenerateArguments& arguments) {
   if (arguments.tokens_option->count() > 0) return parse_tokens(arguments.tokens);
-  if (arguments.prompt_option->count() > 0) return text_prompt(loaded, arguments);
-  return messages_prompt(loaded, arguments);
+  const text::Tokenizer& tokenizer = need_tokenizer(loaded, arguments);
+  if (arguments.prompt_option->count() > 0) return text_tokens(tokenizer, arguments.prompt, arguments.is_raw);
+  return chat_tokens(tokenizer, read_messages_file(arguments.messages_file, tokenizer), arguments.run.model);
 }
 
 nlohmann::ordered_json json_of(const engine::Completion& completion) {
@@ -91,7 +72,105 @@ std::string tokens_text(const std::vector<TokenId>& tokens) {
   return text;
 }
 
+// ---- --batch
+
+nlohmann::ordered_json json_of(const engine::BatchResult& result, nlohmann::ordered_json id) {
+  nlohmann::ordered_json json = {{"index", result.index}};
+  if (!id.is_null()) json["id"] = std::move(id);
+  if (result.error) {
+    json["error"] = *result.error;
+    return json;
+  }
+  json["tokens"] = result.tokens;
+  json["text"] = result.text;
+  json["prompt_tokens"] = result.counts.prompt_tokens;
+  json["cached_tokens"] = result.counts.cached_tokens;
+  json["prefill_s"] = result.counts.prefill_s;
+  json["decode_s"] = result.counts.decode_s;
+  json["finish_reason"] = engine::finish_reason_name(result.finish_reason);
+  return json;
+}
+
+// Reads lines and writes results, by their numbers.
+class BatchRun {
+ public:
+  BatchRun(const std::string& path, BatchDefaults defaults) : file_(path), defaults_(std::move(defaults)) {}
+
+  std::optional<engine::Request> next() {
+    while (const auto line = file_.next()) {
+      try {
+        BatchRequest read =
+            read_batch_request(line->text, file_.name() + ":" + std::to_string(line->number), defaults_);
+        places_.emplace(n_given_++, Place{n_lines_++, std::move(read.id)});
+        return std::move(read.request);
+      } catch (const std::exception& error) {
+        engine::BatchResult result;
+        result.index = n_lines_++;
+        result.error = error.what();
+        show(result, {});
+      }
+    }
+    return std::nullopt;
+  }
+
+  void show(engine::BatchResult result) {
+    Place place = std::move(places_.extract(result.index).mapped());
+    result.index = place.line;
+    show(result, std::move(place.id));
+  }
+
+  std::size_t n_failed() const { return n_failed_; }
+  std::size_t n_done() const { return n_done_; }
+  std::size_t n_read() const { return n_lines_; }
+
+ private:
+  struct Place {
+    std::size_t line;
+    nlohmann::ordered_json id;
+  };
+
+  void show(const engine::BatchResult& result, nlohmann::ordered_json id) {
+    ++n_done_;
+    if (result.error) ++n_failed_;
+    write_out(json_text(json_of(result, std::move(id))) + "\n");
+  }
+
+  BatchFile file_;
+  BatchDefaults defaults_;
+  std::map<std::size_t, Place> places_;  // of what the engine was given and has not answered, by its number
+  std::size_t n_given_ = 0;
+  std::size_t n_lines_ = 0;
+  std::size_t n_done_ = 0;
+  std::size_t n_failed_ = 0;
+};
+
+int run_batch(const GenerateArguments& arguments) {
+  model::LoadedModel loaded = arguments.run.load();
+  const engine::GenerateOptions options = arguments.sampling.generate_options(loaded);
+  const std::optional<text::Tokenizer> tokenizer = loaded.tokenizer;
+  BatchDefaults defaults{arguments.run.model, tokenizer ? &*tokenizer : nullptr, arguments.is_raw, {}};
+  defaults.request.max_tokens = options.max_tokens;
+  defaults.request.sampler = options.sampler;
+  defaults.request.stop_tokens = options.stop_tokens;
+  defaults.request.stop_strings = options.stop_strings;
+  BatchRun run(arguments.batch_file, std::move(defaults));
+  engine::ServiceOptions service_options;
+  service_options.max_running = arguments.n_side_by_side;
+  service_options.prefill_tokens_per_step = options.prefill_chunk;
+  const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), service_options);
+  ProgressLine progress("requests");
+  engine::generate_batch(
+      *service, 2 * arguments.n_side_by_side, [&] { return run.next(); },
+      [&](const engine::BatchResult& result) {
+        progress.clear();
+        run.show(result);
+        progress.show(static_cast<int>(run.n_done()), static_cast<int>(run.n_read()));
+      });
+  return run.n_failed() == 0 ? kDone : kFailed;
+}
+
 int run_generate(GenerateArguments& arguments) {
+  if (!arguments.batch_file.empty()) return run_batch(arguments);
   arguments.cache.open(arguments.run.model);
   const model::LoadedModel loaded = arguments.run.load();
   const std::vector<TokenId> prompt = prompt_tokens(loaded, arguments);
@@ -139,6 +218,12 @@ void add_generate_command(CLI::App& app, Action& action) {
                               ->add_option("--messages", arguments->messages_file,
                                            "a chat, {\"messages\": [...], \"tools\": [...]}; - is stdin")
                               ->type_name("FILE.json");
+  CLI::Option* batch =
+      prompt
+          ->add_option("--batch", arguments->batch_file,
+                       "requests, one JSON object a line (docs/batch.md), answered side by side, each with\n"
+                       "a line of JSON as it ends; - is stdin")
+          ->type_name("FILE.jsonl");
   prompt->require_option(1);
   arguments->sampling.add_to(*command);
   arguments->cache.add_to(*command);
@@ -146,6 +231,14 @@ void add_generate_command(CLI::App& app, Action& action) {
   command->add_flag("--raw", arguments->is_raw, "take the prompt as it is, without the chat template")
       ->excludes(messages);
   command->add_flag("--json", arguments->is_json, "print one JSON object instead of the text");
+  command->add_option("--batch-size", arguments->n_side_by_side, "with --batch: requests that run side by side")
+      ->type_name("N")
+      ->transform(whole_number(1, 256))
+      ->capture_default_str()
+      ->needs(batch);
+  for (const char* name : {"--json", "--prompt-cache", "--draft", "--kv", "--max-kv-size", "--quantized-kv-start"}) {
+    batch->excludes(command->get_option(name));
+  }
   command->callback([arguments, &action] { action = [arguments] { return run_generate(*arguments); }; });
 }
 

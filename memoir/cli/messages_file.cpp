@@ -23,7 +23,7 @@ namespace {
 constexpr std::uint64_t kMaxBytes = 256U << 20;
 
 // Devices and FIFOs have no size to read by.
-std::string read_messages(const std::string& path) {
+std::string read_all(const std::string& path) {
   if (path.empty()) throw FileError("", "", "the path of the messages is empty");
   if (path == "-") return read_stream(stdin, "stdin", kMaxBytes);
   std::error_code error;
@@ -40,7 +40,10 @@ std::string read_messages(const std::string& path) {
 
 text::ChatTemplate::Inputs read_messages_file(const std::string& path, const text::Tokenizer& tokenizer) {
   const std::string name = path == "-" ? "stdin" : path;
-  Json json = parse_ordered_json(read_messages(path), name);
+  return read_messages(parse_ordered_json(read_all(path), name), name, tokenizer);
+}
+
+text::ChatTemplate::Inputs read_messages(Json json, const std::string& name, const text::Tokenizer& tokenizer) {
   if (json.is_array()) json = Json{{"messages", std::move(json)}};
   if (!json.is_object() || !json.contains("messages") || !json["messages"].is_array()) {
     throw FormatError(name, "messages", "expected an array of messages");

@@ -2,6 +2,7 @@
 
 // A chat in a JSON file: what `memoir template` and `memoir generate --messages` read.
 
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "memoir/text/chat_template.h"
@@ -14,5 +15,9 @@ namespace memoir::cli {
 /// path: a file, a FIFO or the like, or - for stdin.
 /// Throws FileError, or FormatError if it is not such JSON.
 text::ChatTemplate::Inputs read_messages_file(const std::string& path, const text::Tokenizer& tokenizer);
+
+/// The same from JSON that has been read. name: of where it comes from, for messages. Throws FormatError.
+text::ChatTemplate::Inputs read_messages(nlohmann::ordered_json json, const std::string& name,
+                                         const text::Tokenizer& tokenizer);
 
 }  // namespace memoir::cli

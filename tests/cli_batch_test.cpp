@@ -1,0 +1,133 @@
+// memoir generate --batch: each line's answer is the one that `memoir generate` gives it alone.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/cli_runner.h"
+
+namespace memoir {
+namespace {
+
+using nlohmann::json;
+using test::Outcome;
+
+class CliBatch : public test::Cli {
+ protected:
+  // The results by their line.
+  static std::map<int, json> results_of(const Outcome& outcome) {
+    std::map<int, json> results;
+    std::istringstream lines(outcome.out);
+    for (std::string line; std::getline(lines, line);) {
+      json result = json::parse(line);
+      const int index = result.at("index").get<int>();
+      EXPECT_TRUE(results.emplace(index, std::move(result)).second) << line;
+    }
+    return results;
+  }
+
+  json alone(const std::string& arguments) const {
+    const Outcome outcome = run("generate --json " + arguments);
+    EXPECT_EQ(outcome.status, 0) << arguments << "\n" << outcome.err;
+    return json::parse(outcome.out);
+  }
+};
+
+TEST_F(CliBatch, EachLineGetsTheTokensThatItGetsAlone) {
+  std::string lines;
+  std::vector<std::string> options;
+  for (int i = 0; i < 12; ++i) {
+    std::string tokens = std::to_string(3 + i);
+    for (int k = 0; k < i * 9; ++k) tokens += "," + std::to_string((i * 31 + k * 7) % 160);
+    const std::string n = std::to_string(1 + i * 3 % 20);
+    const std::string seed = std::to_string(i);
+    lines += R"({"id": "r)" + seed + R"(", "tokens": [)" + tokens + R"(], "n": )" + n + R"(, "seed": )" + seed;
+    options.push_back(" --tokens " + tokens + " -n " + n + " --seed " + seed);
+    if (i % 2 == 1) {
+      lines += R"(, "temperature": 1.5, "top_k": 50, "repeat_penalty": 1.2)";
+      options.back() += " --temp 1.5 --top-k 50 --repeat-penalty 1.2";
+    }
+    lines += "}\n" + std::string(i % 5 == 0 ? "\n" : "");
+  }
+  for (const char* size : {"1", "3", "8"}) {
+    const Outcome outcome = run("generate -m " + tiny() + " --batch - --batch-size " + size, lines);
+    ASSERT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+    const std::map<int, json> results = results_of(outcome);
+    ASSERT_EQ(results.size(), options.size());
+    for (const auto& [index, result] : results) {
+      const json expected = alone("-m " + tiny() + options[static_cast<std::size_t>(index)]);
+      EXPECT_EQ(result["id"], "r" + std::to_string(index));
+      for (const char* key : {"tokens", "text", "prompt_tokens", "finish_reason"}) {
+        EXPECT_EQ(result[key], expected[key]) << index << " " << key;
+      }
+    }
+  }
+}
+
+TEST_F(CliBatch, TextsAndChatsAreAnsweredAsAlone) {
+  const std::string model = std::string("-m ") + MEMOIR_TEST_SMOLLM2;
+  const std::string chat = R"([{"role": "user", "content": "Name a colour."}])";
+  test::write_file(in_folder("chat.json"), chat);
+  test::write_file(in_folder("batch.jsonl"), R"({"prompt": "The capital of France is", "raw": true})"
+                                             "\n"
+                                             R"({"messages": )" +
+                                                 chat + "}\n" + R"({"prompt": "Name a colour.", "stop": "."})");
+  const Outcome outcome = run("generate " + model + " -n 8 --batch " + in_folder("batch.jsonl"));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  std::map<int, json> results = results_of(outcome);
+  EXPECT_NE(results[0]["text"].get<std::string>().find("Paris"), std::string::npos);
+  EXPECT_EQ(results[0]["tokens"], alone(model + " -n 8 --raw -p 'The capital of France is'")["tokens"]);
+  EXPECT_EQ(results[1]["tokens"], alone(model + " -n 8 --messages " + in_folder("chat.json"))["tokens"]);
+  EXPECT_EQ(results[2]["text"], alone(model + " -n 8 --stop . -p 'Name a colour.'")["text"]);
+}
+
+TEST_F(CliBatch, LinesThatAreWrongAreToldAndTheOthersAnswered) {
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"{", "line"},
+      {"[]", "object"},
+      {R"({"n": 3})", "exactly one"},
+      {R"({"tokens": [1], "prompt": "a"})", "exactly one"},
+      {R"({"tokens": [1, -1]})", "token ids"},
+      {R"({"tokens": [1, 99999]})", "vocabulary"},
+      {R"({"tokens": []})", "empty"},
+      {R"({"tokens": [1], "n": -1})", "n: is no whole number"},
+      {R"({"tokens": [1], "n": 1, "max_tokens": 1})", "max_tokens"},
+      {R"({"tokens": [1], "temperature": "hot"})", "temperature"},
+      {R"({"tokens": [1], "top_p": 2})", "top_p"},
+      {R"({"tokens": [1], "stop": [""]})", "stop"},
+      {R"({"tokens": [1], "seed": -1})", "seed"},
+      {R"({"tokens": [1], "temprature": 1})", "temprature"},
+  };
+  std::string lines = R"({"tokens": [1, 2], "n": 2})"
+                      "\n";
+  for (const auto& [line, part] : wrong) lines += line + "\n";
+  lines += R"({"tokens": [1, 2], "n": 2, "id": 7})";
+  const Outcome outcome = run("generate -m " + tiny() + " --batch -", lines);
+  EXPECT_EQ(outcome.status, 1);
+  std::map<int, json> results = results_of(outcome);
+  ASSERT_EQ(results.size(), wrong.size() + 2);
+  for (std::size_t i = 0; i < wrong.size(); ++i) {
+    const std::string error = results[static_cast<int>(i) + 1].value("error", "");
+    EXPECT_NE(error.find(wrong[i].second), std::string::npos) << wrong[i].first << ": " << error;
+  }
+  EXPECT_EQ(results[0]["tokens"], results[static_cast<int>(wrong.size()) + 1]["tokens"]);
+  EXPECT_EQ(results[static_cast<int>(wrong.size()) + 1]["id"], 7);
+}
+
+TEST_F(CliBatch, RefusesWhatCannotBe) {
+  expect_failure("generate -m " + tiny() + " --batch nowhere.jsonl", 1, "nowhere.jsonl");
+  expect_failure("generate -m " + tiny() + " --batch " + tiny(), 1, "directory");
+  for (const char* options : {" --json", " -p x", " --draft ngram", " --prompt-cache c", " --batch-size 0"}) {
+    EXPECT_EQ(run("generate -m " + tiny() + " --batch -" + options).status, 2) << options;
+  }
+  EXPECT_EQ(run("generate -m " + tiny() + " --tokens 1 --batch-size 2").status, 2);
+  const Outcome nothing = run("generate -m " + tiny() + " --batch -", "\n\n");
+  EXPECT_EQ(nothing.status, 0);
+  EXPECT_EQ(nothing.out, "");
+}
+
+}  // namespace
+}  // namespace memoir
