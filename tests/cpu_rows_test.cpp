@@ -66,16 +66,16 @@ TEST(GateRow, AgreesWithTheFormulaInEverySet) {
   std::vector<float> gates = random_floats(5001, 12, 1);
   for (const float far : {-300.0F, -88.0F, -87.0F, 87.0F, 88.5F, 88.8F, 300.0F, 0.0F}) gates.push_back(far);
   const std::vector<float> ups(gates.size(), 1.0F);
-  for (const Gate gate : {Gate::kSilu, Gate::kGeluTanh}) {
+  for (const Gate gate : {Gate::kSilu, Gate::kGeluTanh, Gate::kSigmoid}) {
     std::vector<float> first;
     for (int i = 0; i < list.n_sets; ++i) {
       std::vector<float> out(gates.size());
       list.sets[i]->gate_row(gate, static_cast<int>(gates.size()), gates.data(), ups.data(), out.data());
       for (std::size_t k = 0; k < out.size(); ++k) {
         const double z = gates[k];
-        const double expected =
-            gate == Gate::kSilu ? z / (1 + std::exp(-z))
-                                : z / 2 * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (z + 0.044715 * z * z * z)));
+        const double sigmoid = 1 / (1 + std::exp(-z));
+        const double gelu = z / 2 * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (z + 0.044715 * z * z * z)));
+        const double expected = gate == Gate::kSilu ? z * sigmoid : gate == Gate::kSigmoid ? sigmoid : gelu;
         EXPECT_NEAR(out[k], expected, 3e-7 * std::max(1.0, std::abs(z))) << z;
       }
       if (first.empty()) first = out;

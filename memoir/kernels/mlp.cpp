@@ -124,6 +124,7 @@ void check_mlp(const mx::array& x, const std::optional<Norm>& norm, const GatedM
 
 mx::array gated(Gate gate, const mx::array& z) {
   if (gate == Gate::kSilu) return mx::multiply(z, mx::sigmoid(z));
+  if (gate == Gate::kSigmoid) return mx::sigmoid(z);
   const auto scalar = [&](float value) { return mx::astype(mx::array(value), z.dtype()); };
   const mx::array cube = mx::multiply(mx::multiply(z, z), z);
   const mx::array inner = mx::multiply(scalar(0.7978845608F), mx::add(z, mx::multiply(scalar(0.044715F), cube)));

@@ -142,6 +142,16 @@ Weight some_rows(const Weight& weight, int begin, int end, int step) {
   return part;
 }
 
+Weight chosen_rows(const Weight& weight, const std::vector<int>& rows) {
+  const mx::array indices(rows.data(), {static_cast<int>(rows.size())}, mx::int32);
+  const auto some = [&](const mx::array& a) { return mx::take(a, indices, 0); };
+  Weight part{some(weight.data)};
+  if (!weight.quantization) return part;
+  const Quantization& q = *weight.quantization;
+  part.quantization = Quantization{some(q.scales), some(q.biases), q.group_size, q.bits};
+  return part;
+}
+
 bool is_float(mx::Dtype dtype) {
   return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
 }

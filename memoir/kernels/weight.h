@@ -11,6 +11,7 @@
 #include <mlx/array.h>
 
 #include <optional>
+#include <vector>
 
 #include "memoir/kernels/cpu/packed.h"
 
@@ -53,6 +54,9 @@ void pack(const Weight& weight, const cpu::PackedFormat& format, std::byte* out)
 
 /// The rows begin, begin + step, ... below end of a weight that isn't packed. Lazy.
 Weight some_rows(const Weight& weight, int begin, int end, int step = 1);
+
+/// These rows of it, in this order. Lazy.
+Weight chosen_rows(const Weight& weight, const std::vector<int>& rows);
 
 /// True for float32, float16 and bfloat16, the types that weights, rows of a cache and activations may have.
 bool is_float(mlx::core::Dtype dtype);

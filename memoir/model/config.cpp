@@ -246,7 +246,9 @@ void read_sizes(const ConfigFields& fields, ModelConfig& config) {
     return;
   }
   config.max_position = fields.size("max_position_embeddings", kMaxPosition);
-  config.intermediate_size = fields.size("intermediate_size", kMaxIntermediateSize);
+  if (!has_experts_alone(config.model_type)) {
+    config.intermediate_size = fields.size("intermediate_size", kMaxIntermediateSize);
+  }
   config.n_heads = fields.size("num_attention_heads", kMaxHeads);
   config.n_kv_heads = static_cast<int>(fields.integer("num_key_value_heads", 1, kMaxHeads).value_or(config.n_heads));
   if (config.model_type == "deepseek_v3") {  // of the queries: its head_dim is the part that turns
@@ -329,6 +331,10 @@ void check_rotated(const ModelConfig& config, const RopeConfig& rope, const Conf
 
 bool is_attention_free(std::string_view model_type) {
   return model_type == "mamba" || model_type == "mamba2";
+}
+
+bool has_experts_alone(std::string_view model_type) {
+  return model_type == "qwen3_5_moe_text";
 }
 
 int rotated_dims(int head_dim, const RopeConfig& rope) {

@@ -77,7 +77,7 @@ struct ModelConfig {
   bool is_text_part = false;  // of a multimodal model, whose weights have names for several parts
   int n_layers = 0;
   int hidden_size = 0;
-  int intermediate_size = 0;  // 0 in models without attention (mamba2)
+  int intermediate_size = 0;  // 0 in models without attention (mamba2), or with experts alone
   int n_heads = 0;            // query heads; 0 likewise
   int n_kv_heads = 0;
   int head_dim = 0;

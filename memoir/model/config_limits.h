@@ -23,6 +23,9 @@ inline constexpr std::int64_t kMaxPosition = 1 << 30;
 /// Models that have neither heads nor a feed-forward width nor a bound on positions.
 bool is_attention_free(std::string_view model_type);
 
+/// Models in which every layer has experts: they have no width of a feed-forward for all tokens.
+bool has_experts_alone(std::string_view model_type);
+
 /// What the keys are called in the file at hand, for messages.
 struct ConfigKeys {
   std::string heads;

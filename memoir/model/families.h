@@ -11,9 +11,11 @@ namespace memoir::model {
 /// Each reads every tensor from `weights` and throws as make_model().
 std::unique_ptr<Model> make_cohere2(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_deepseek_v3(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_falcon_h1(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_gemma3(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_gemma4(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_gpt_oss(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_granite_hybrid(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_lfm2(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_llama(const ModelConfig& config, Weights& weights);  // and Mistral, SmolLM2
 std::unique_ptr<Model> make_llama4(const ModelConfig& config, Weights& weights);
@@ -22,5 +24,8 @@ std::unique_ptr<Model> make_olmo3(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_qwen2(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_qwen3(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_qwen3_moe(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_qwen3_next(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_qwen3_5(const ModelConfig& config, Weights& weights);
+std::unique_ptr<Model> make_qwen3_5_moe(const ModelConfig& config, Weights& weights);
 
 }  // namespace memoir::model

@@ -41,6 +41,17 @@ std::vector<std::string> sliding_pattern(const ModelConfig& config) {
   return sliding_pattern(config, is_needed ? fields.size(kKey, kMaxLayers) : 1);
 }
 
+std::vector<bool> layers_with_experts(const ModelConfig& config) {
+  const ConfigFields fields = family_fields(config);
+  const int step = fields.size("decoder_sparse_step", kMaxLayers);
+  const auto without = fields.integers("mlp_only_layers", 0, kMaxLayers).value_or(std::vector<std::int64_t>());
+  std::vector<bool> has_experts;
+  for (int i = 0; i < config.n_layers; ++i) {
+    has_experts.push_back(std::ranges::find(without, i) == without.end() && (i + 1) % step == 0);
+  }
+  return has_experts;
+}
+
 RopeConfig rope_of_type(const ModelConfig& config, std::string_view layer_type, const RopeConfig& otherwise) {
   const auto found = config.layer_ropes.find(std::string(layer_type));
   return found == config.layer_ropes.end() ? otherwise : found->second;

@@ -57,11 +57,16 @@ SelfAttention read_self_attention(Weights& weights, const std::string& module, i
 }
 
 mx::array attend(const mx::array& x, const std::optional<kernels::Norm>& norm, const SelfAttention& layer,
-                 const Step& step, std::size_t index, const std::optional<mx::array>& residual) {
+                 const Step& step, const CachePlace& place, const std::optional<mx::array>& residual) {
   const std::optional<kernels::Turns> turns = layer.rope ? std::optional(step.turns.at(*layer.rope)) : std::nullopt;
   const kernels::Heads heads = kernels::project_heads(x, norm, layer.projection, turns);
-  const Histories histories = update(step, index, heads.keys, heads.values);
-  return kernels::linear(kernels::attention(heads.queries, histories, layer.options), layer.output, residual);
+  const Histories histories = update(step, place, heads.keys, heads.values);
+  mx::array gathered = kernels::attention(heads.queries, histories, layer.options);
+  if (layer.gates) {
+    const mx::array gates = kernels::linear(norm ? kernels::norm(x, *norm) : x, *layer.gates);
+    gathered = kernels::gate_product(gates, gathered, kernels::Gate::kSigmoid);
+  }
+  return kernels::linear(gathered, layer.output, residual);
 }
 
 mx::array cut_heads(const mx::array& x, int n_heads) {

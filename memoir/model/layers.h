@@ -64,7 +64,12 @@ struct SelfAttention {
   kernels::AttentionOptions options;
   std::optional<std::size_t> rope = std::nullopt;  // which of the step's turns; nullopt: heads don't turn
 
-  std::size_t size_bytes() const { return projection.size_bytes() + output.size_bytes(); }
+  /// [n_heads * head_dim, hidden]: the sigmoid of it multiplies what the heads gather.
+  std::optional<kernels::Linear> gates = std::nullopt;
+
+  std::size_t size_bytes() const {
+    return projection.size_bytes() + output.size_bytes() + (gates ? gates->size_bytes() : 0);
+  }
   std::unique_ptr<cache::LayerCache> make_cache(const cache::CacheOptions& chosen) const {
     return cache::make_kv_cache(options.window, options.chunk, chosen);
   }
@@ -86,9 +91,10 @@ AttentionLayout attention_layout(const ModelConfig& config);
 SelfAttention read_self_attention(Weights& weights, const std::string& module, int hidden_size,
                                   const AttentionLayout& layout);
 
-/// output(attention of the heads of norm(x)) (+ residual). x: [B, T, hidden]; index: the layer's.
+/// output(attention of the heads of norm(x), through the gates) (+ residual). x: [B, T, hidden]; place: of the layer's
+/// cache.
 mlx::core::array attend(const mlx::core::array& x, const std::optional<kernels::Norm>& norm,
-                        const SelfAttention& attention, const Step& step, std::size_t index,
+                        const SelfAttention& attention, const Step& step, const CachePlace& place,
                         const std::optional<mlx::core::array>& residual);
 
 /// [B, T, n * D] as [B, n, T, D], and back.
@@ -116,6 +122,9 @@ struct ExpertsShape {
 kernels::Experts read_experts(Weights& weights, const std::string& module, const std::string& stack,
                               const ExpertsShape& shape, kernels::Gate gate);
 
+/// The experts of dense tensors: gates_and_ups [n, 2 * intermediate, hidden], down [n, hidden, intermediate].
+kernels::Experts fused_experts(const mlx::core::array& gates_and_ups, const mlx::core::array& down, kernels::Gate gate);
+
 /// Of a dense tensor [n, columns, all], which holds matrices column by column: the rows begin, begin + step, ... below
 /// end of each.
 kernels::WeightStack transposed_stack(const mlx::core::array& all, int begin, int end, int step = 1);
@@ -133,9 +142,11 @@ struct Mixture {
   kernels::Routing routing;
   kernels::Experts experts;
   std::optional<kernels::GatedMlp> shared = std::nullopt;
+  std::optional<kernels::Linear> shared_gate = std::nullopt;  // [1, hidden]: the sigmoid of it multiplies `shared`
 
   std::size_t size_bytes() const {
-    return router.size_bytes() + experts.size_bytes() + (shared ? shared->size_bytes() : 0);
+    return router.size_bytes() + experts.size_bytes() + (shared ? shared->size_bytes() : 0) +
+           (shared_gate ? shared_gate->size_bytes() : 0);
   }
 };
 

@@ -84,13 +84,7 @@ kernels::Experts read_experts(Weights& weights, const std::string& module, const
   if (weights.has(fused)) {
     const mx::array gates_and_ups = weights.tensor(fused, {shape.n, 2 * shape.intermediate, shape.hidden});
     const mx::array down = weights.tensor(module + ".experts.down_proj", {shape.n, shape.hidden, shape.intermediate});
-    return {dense_stack(gates_and_ups, 0, shape.intermediate),
-            dense_stack(gates_and_ups, shape.intermediate, 2 * shape.intermediate),
-            dense_stack(down, 0, shape.hidden),
-            std::nullopt,
-            std::nullopt,
-            std::nullopt,
-            gate};
+    return fused_experts(gates_and_ups, down, gate);
   }
   return {weights.stack(expert_modules(module, shape.n, "gate_proj"), inner),
           weights.stack(expert_modules(module, shape.n, "up_proj"), inner),
@@ -101,10 +95,25 @@ kernels::Experts read_experts(Weights& weights, const std::string& module, const
           gate};
 }
 
+kernels::Experts fused_experts(const mx::array& gates_and_ups, const mx::array& down, kernels::Gate gate) {
+  const int intermediate = gates_and_ups.shape(1) / 2;
+  return {dense_stack(gates_and_ups, 0, intermediate),
+          dense_stack(gates_and_ups, intermediate, 2 * intermediate),
+          dense_stack(down, 0, down.shape(1)),
+          std::nullopt,
+          std::nullopt,
+          std::nullopt,
+          gate};
+}
+
 mx::array mix(const mx::array& x, const Mixture& mixture, const std::optional<mx::array>& residual) {
   const kernels::Routes routes = kernels::route(kernels::linear(x, mixture.router), mixture.routing);
   const mx::array y = kernels::mix_experts(x, routes, mixture.experts, residual);
-  return mixture.shared ? kernels::gated_mlp(x, std::nullopt, *mixture.shared, y) : y;
+  if (!mixture.shared) return y;
+  if (!mixture.shared_gate) return kernels::gated_mlp(x, std::nullopt, *mixture.shared, y);
+  const mx::array gates = kernels::linear(x, *mixture.shared_gate);
+  const mx::array shares = kernels::gate_product(gates, mx::ones_like(gates), kernels::Gate::kSigmoid);
+  return mx::add(y, mx::multiply(shares, kernels::gated_mlp(x, std::nullopt, *mixture.shared)));
 }
 
 }  // namespace memoir::model

@@ -1,7 +1,6 @@
 // Qwen2 (arXiv:2407.10671), Qwen3 and Qwen3-MoE (arXiv:2505.09388): Llama's blocks with biases on queries, keys and
 // values (2) or norms on the heads of queries and keys (3), windows in the upper layers, experts in some.
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -86,18 +85,6 @@ std::vector<std::string> upper_layers_slide(const ModelConfig& config) {
 
 std::vector<bool> no_experts(const ModelConfig& config) {
   return std::vector<bool>(static_cast<std::size_t>(config.n_layers));
-}
-
-// Every decoder_sparse_step-th layer but those of mlp_only_layers.
-std::vector<bool> layers_with_experts(const ModelConfig& config) {
-  const ConfigFields fields = family_fields(config);
-  const int step = fields.size("decoder_sparse_step", kMaxLayers);
-  const auto without = fields.integers("mlp_only_layers", 0, kMaxLayers).value_or(std::vector<std::int64_t>());
-  std::vector<bool> has_experts;
-  for (int i = 0; i < config.n_layers; ++i) {
-    has_experts.push_back(std::ranges::find(without, i) == without.end() && (i + 1) % step == 0);
-  }
-  return has_experts;
 }
 
 }  // namespace

@@ -15,13 +15,25 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{"cohere2", make_cohere2},    Family{"deepseek_v3", make_deepseek_v3},
-    Family{"gemma3_text", make_gemma3}, Family{"gemma4_text", make_gemma4},
-    Family{"gpt_oss", make_gpt_oss},    Family{"lfm2", make_lfm2},
-    Family{"llama", make_llama},        Family{"llama4_text", make_llama4},
-    Family{"mamba2", make_mamba2},      Family{"mistral", make_llama},
-    Family{"olmo3", make_olmo3},        Family{"qwen2", make_qwen2},
-    Family{"qwen3", make_qwen3},        Family{"qwen3_moe", make_qwen3_moe},
+    Family{"cohere2", make_cohere2},
+    Family{"deepseek_v3", make_deepseek_v3},
+    Family{"falcon_h1", make_falcon_h1},
+    Family{"gemma3_text", make_gemma3},
+    Family{"gemma4_text", make_gemma4},
+    Family{"gpt_oss", make_gpt_oss},
+    Family{"granitemoehybrid", make_granite_hybrid},
+    Family{"lfm2", make_lfm2},
+    Family{"llama", make_llama},
+    Family{"llama4_text", make_llama4},
+    Family{"mamba2", make_mamba2},
+    Family{"mistral", make_llama},
+    Family{"olmo3", make_olmo3},
+    Family{"qwen2", make_qwen2},
+    Family{"qwen3", make_qwen3},
+    Family{"qwen3_moe", make_qwen3_moe},
+    Family{"qwen3_next", make_qwen3_next},
+    Family{"qwen3_5_text", make_qwen3_5},
+    Family{"qwen3_5_moe_text", make_qwen3_5_moe},
 };
 
 std::string known_types() {

@@ -2,6 +2,12 @@
 
 #include <mlx/ops.h>
 
+#include <stdexcept>
+#include <string>
+
+#include "memoir/cache/composite.h"
+#include "memoir/cache/recurrent.h"
+
 namespace mx = mlx::core;
 
 namespace memoir::model {
@@ -15,6 +21,17 @@ mx::array rows_of(const mx::array& a, const StepSequence& sequence, int axis) {
   return mx::slice(a, std::move(begin), std::move(end));
 }
 
+template <typename Cache>
+Cache& child_of(const cache::ModelCache& cache, const CachePlace& place) {
+  cache::LayerCache& layer = cache.layer(place.layer);
+  const auto* list = dynamic_cast<const cache::CacheList*>(&layer);
+  if (!list) {
+    throw std::invalid_argument("[model.forward] layer " + std::to_string(place.layer) + " has a " +
+                                std::string(layer.kind()) + ", expected a CacheList");
+  }
+  return list->child<Cache>(*place.child);
+}
+
 }  // namespace
 
 std::vector<int> Step::positions() const {
@@ -25,18 +42,26 @@ std::vector<int> Step::positions() const {
   return positions;
 }
 
+cache::AttentionCache& attention_cache(const cache::ModelCache& cache, const CachePlace& place) {
+  return place.child ? child_of<cache::AttentionCache>(cache, place) : cache.attention(place.layer);
+}
+
+cache::RecurrentCache& recurrent_cache(const cache::ModelCache& cache, const CachePlace& place) {
+  return place.child ? child_of<cache::RecurrentCache>(cache, place) : cache.recurrent(place.layer);
+}
+
 kernels::Turns make_turns(const kernels::Rope& rope, const std::vector<StepSequence>& sequences) {
   std::vector<kernels::PositionRun> runs;
   for (const StepSequence& sequence : sequences) runs.push_back({sequence.offset, sequence.n_tokens});
   return kernels::make_turns(rope, runs);
 }
 
-Histories update(const Step& step, std::size_t index, const mx::array& keys, const mx::array& values) {
+Histories update(const Step& step, const CachePlace& place, const mx::array& keys, const mx::array& values) {
   constexpr int kRowAxis = 2;
   const bool is_single = step.sequences.size() == 1;
   Histories histories;
   for (const StepSequence& sequence : step.sequences) {
-    cache::AttentionCache& cache = sequence.cache->attention(index);
+    cache::AttentionCache& cache = attention_cache(*sequence.cache, place);
     histories.push_back({sequence.n_tokens, is_single ? cache.update(keys, values)
                                                       : cache.update(rows_of(keys, sequence, kRowAxis),
                                                                      rows_of(values, sequence, kRowAxis))});

@@ -47,9 +47,23 @@ struct Step {
 /// The turns of the step's rows.
 kernels::Turns make_turns(const kernels::Rope& rope, const std::vector<StepSequence>& sequences);
 
-/// Appends each sequence's rows to its attention cache of layer `index`. Lazy.
+/// Which of a model's caches: a layer's, or one of the list that a layer has (CacheList).
+struct CachePlace {
+  std::size_t layer;
+  std::optional<std::size_t> child = std::nullopt;
+
+  CachePlace(std::size_t the_layer) : layer(the_layer) {}  // where an index is meant, the index will do
+  CachePlace(std::size_t the_layer, std::size_t the_child) : layer(the_layer), child(the_child) {}
+};
+
+/// Throw std::invalid_argument if there is none of that sort.
+cache::AttentionCache& attention_cache(const cache::ModelCache& cache, const CachePlace& place);
+cache::RecurrentCache& recurrent_cache(const cache::ModelCache& cache, const CachePlace& place);
+
+/// Appends each sequence's rows to its attention cache at `place`. Lazy.
 /// keys: [B, Hkv, T, Dk], values: [B, Hkv, T, Dv]. Throws as AttentionCache::update.
-Histories update(const Step& step, std::size_t index, const mlx::core::array& keys, const mlx::core::array& values);
+Histories update(const Step& step, const CachePlace& place, const mlx::core::array& keys,
+                 const mlx::core::array& values);
 
 /// A sequence's rows of what by_sequence() is given, and its cache. Returns [B, n_tokens, ...].
 using SequenceFunction =

@@ -76,6 +76,12 @@ mx::array Weights::convolution(const std::string& name, int n_channels, int widt
   return typed;
 }
 
+bool Weights::is_mlx_convolution(const std::string& name) const {
+  if (!has(name)) return false;
+  const std::vector<std::int64_t> shape = shape_of(name);
+  return shape.size() == 3 && shape[1] != 1 && shape[2] == 1;
+}
+
 mx::array Weights::vector(const std::string& name, int size) {
   return tensor(name, {size});
 }

@@ -66,6 +66,10 @@ class Weights {
   /// (MLX): [width, channels], in the activations' type. Throws as matrix().
   mlx::core::array convolution(const std::string& name, int n_channels, int width);
 
+  /// Whether that weight is stored in MLX's order, which tells files that mlx-lm converted: it changes norms too. False
+  /// where both orders are the same, or there is no such tensor.
+  bool is_mlx_convolution(const std::string& name) const;
+
   /// The vector `name`, [size], dense.
   /// Throws as matrix().
   mlx::core::array vector(const std::string& name, int size);

@@ -21,10 +21,11 @@ struct RopeArgs {
   bool traditional;  // pairs (2i, 2i + 1) rather than (i, i + n_dims / 2)
 };
 
-/// The nonlinear factor of a gated feed-forward.
+/// The nonlinear factor of a gated feed-forward, or (kSigmoid) of a layer's output.
 enum class Gate {
   kSilu,      // z * sigmoid(z)
   kGeluTanh,  // z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z^3)))
+  kSigmoid,   // 1 / (1 + exp(-z))
 };
 
 /// The gated activation of gpt-oss (its model card's "clamped SwiGLU").

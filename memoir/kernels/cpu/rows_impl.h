@@ -62,8 +62,9 @@ void rotate_row(const RopeArgs& rope, const float* turns, const float* x, float*
 template <typename S>
 [[gnu::always_inline]] inline typename S::F gated(Gate gate, typename S::F z) {
   using F = typename S::F;
-  if (gate == Gate::kSilu) {
-    return S::div(z, S::add(S::set(1), exp_of<S>(S::sub(S::zero(), z))));
+  if (gate != Gate::kGeluTanh) {
+    const F numerator = gate == Gate::kSilu ? z : S::set(1);
+    return S::div(numerator, S::add(S::set(1), exp_of<S>(S::sub(S::zero(), z))));
   }
   const F cube = S::mul(S::mul(z, z), z);
   const F inner = S::mul(S::set(0.7978845608F), S::fma(S::set(0.044715F), cube, z));

@@ -1,0 +1,164 @@
+#include "memoir/model/delta_mixer.h"
+
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
+#include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "memoir/kernels/gated_delta.h"
+#include "memoir/kernels/mlp.h"
+#include "memoir/model/config_fields.h"
+#include "memoir/model/config_limits.h"
+#include "memoir/model/layers.h"
+
+namespace mx = mlx::core;
+
+namespace memoir::model {
+namespace {
+
+constexpr int kMaxWidth = 32;  // of kernels::ShortConvolution
+
+void append_range(std::vector<int>& rows, int begin, int n) {
+  const std::size_t size = rows.size();
+  rows.resize(size + static_cast<std::size_t>(n));
+  std::iota(rows.begin() + static_cast<std::ptrdiff_t>(size), rows.end(), begin);
+}
+
+// Of a matrix whose rows are blocks of one size, one for each key head: n rows of each, from `begin` on.
+std::vector<int> rows_of_blocks(int n_blocks, int block_rows, int begin, int n) {
+  std::vector<int> rows;
+  for (int i = 0; i < n_blocks; ++i) append_range(rows, i * block_rows + begin, n);
+  return rows;
+}
+
+kernels::Linear some_rows(const kernels::Weight& stored, const std::vector<int>& rows) {
+  return {kernels::prepared(kernels::chosen_rows(stored, rows))};
+}
+
+mx::array float_vector(Weights& weights, const std::string& name, int size) {
+  mx::array values = mx::astype(weights.vector(name, size), mx::float32);
+  mx::eval(values);
+  return values;
+}
+
+}  // namespace
+
+DeltaSizes read_delta_sizes(const ModelConfig& config) {
+  const ConfigFields fields = family_fields(config);
+  const DeltaSizes sizes{config.hidden_size,
+                         fields.size("linear_num_key_heads", kMaxHeads),
+                         fields.size("linear_num_value_heads", kMaxHeads),
+                         fields.size("linear_key_head_dim", kMaxHeadDim),
+                         fields.size("linear_value_head_dim", kMaxHeadDim),
+                         fields.size("linear_conv_kernel_dim", kMaxWidth)};
+  if (sizes.n_value_heads % sizes.n_key_heads != 0) {
+    fields.fail("linear_num_value_heads", "is " + std::to_string(sizes.n_value_heads) +
+                                              ", no multiple of linear_num_key_heads " +
+                                              std::to_string(sizes.n_key_heads));
+  }
+  if (std::int64_t{sizes.n_key_heads} * sizes.key_dim > kMaxHiddenSize) {
+    fields.fail("linear_key_head_dim", "is too large for " + std::to_string(sizes.n_key_heads) + " heads");
+  }
+  if (std::int64_t{sizes.n_value_heads} * sizes.value_dim > kMaxHiddenSize) {
+    fields.fail("linear_value_head_dim", "is too large for " + std::to_string(sizes.n_value_heads) + " heads");
+  }
+  return sizes;
+}
+
+DeltaMixer::DeltaMixer(Weights& weights, const std::string& module, const DeltaSizes& sizes, double eps)
+    : sizes_(sizes),
+      projections_(read_projections(weights, module, sizes)),
+      convolution_{weights.convolution(module + ".conv1d.weight", sizes.channels(), sizes.width), std::nullopt, true},
+      a_log_(float_vector(weights, module + ".A_log", sizes.n_value_heads)),
+      dt_bias_(float_vector(weights, module + ".dt_bias", sizes.n_value_heads)),
+      norm_(read_rms_norm(weights, module + ".norm", sizes.value_dim, eps)),
+      out_(read_linear(weights, module + ".out_proj", sizes.hidden, sizes.values(), false)) {}
+
+DeltaMixer::Projections DeltaMixer::read_projections(Weights& weights, const std::string& module,
+                                                     const DeltaSizes& sizes) {
+  if (!weights.has(module + ".in_proj_z.weight") && !weights.has(module + ".in_proj_qkv.weight")) {
+    return read_by_key_head(weights, module, sizes);
+  }
+  return {read_linear(weights, module + ".in_proj_qkv", sizes.channels(), sizes.hidden, false),
+          read_linear(weights, module + ".in_proj_z", sizes.values(), sizes.hidden, false),
+          read_linear(weights, module + ".in_proj_b", sizes.n_value_heads, sizes.hidden, false),
+          read_linear(weights, module + ".in_proj_a", sizes.n_value_heads, sizes.hidden, false)};
+}
+
+// For each key head its query, its key, and the values and gates of its value heads; and the two gates of those.
+DeltaMixer::Projections DeltaMixer::read_by_key_head(Weights& weights, const std::string& module,
+                                                     const DeltaSizes& sizes) {
+  const int n_heads = sizes.n_key_heads;
+  const int n_values = sizes.values_per_key() * sizes.value_dim;
+  const int block = 2 * (sizes.key_dim + n_values);
+  const kernels::Weight all = weights.stored_matrix(module + ".in_proj_qkvz", {n_heads * block, sizes.hidden});
+  std::vector<int> joined = rows_of_blocks(n_heads, block, 0, sizes.key_dim);
+  for (const auto& [begin, n] : {std::pair(sizes.key_dim, sizes.key_dim), std::pair(2 * sizes.key_dim, n_values)}) {
+    const std::vector<int> rows = rows_of_blocks(n_heads, block, begin, n);
+    joined.insert(joined.end(), rows.begin(), rows.end());
+  }
+  const int n_gates = sizes.values_per_key();
+  const kernels::Weight both = weights.stored_matrix(module + ".in_proj_ba", {2 * sizes.n_value_heads, sizes.hidden});
+  return {some_rows(all, joined), some_rows(all, rows_of_blocks(n_heads, block, block - n_values, n_values)),
+          some_rows(both, rows_of_blocks(n_heads, 2 * n_gates, 0, n_gates)),
+          some_rows(both, rows_of_blocks(n_heads, 2 * n_gates, n_gates, n_gates))};
+}
+
+std::unique_ptr<cache::LayerCache> DeltaMixer::make_cache() const {
+  return std::make_unique<cache::RecurrentCache>(cache::RecurrentShape{
+      sizes_.width - 1, sizes_.channels(), {sizes_.n_value_heads, sizes_.value_dim, sizes_.key_dim}});
+}
+
+mx::array DeltaMixer::states_passed(const mx::array& joined, const mx::array& decays, const mx::array& betas,
+                                    cache::RecurrentCache& cache) const {
+  const int n_sequences = joined.shape(0);
+  const int n_tokens = joined.shape(1);
+  const cache::RecurrentState before = cache.get(n_sequences, joined.dtype());
+  const kernels::RecurrenceOptions options{cache.capture_steps(n_tokens)};
+  const kernels::Recurrence convolved = kernels::short_convolution(joined, convolution_, before.tail, options);
+  const auto part = [&](int begin, int n, int size) {
+    const mx::array some = mx::slice(convolved.y, {0, 0, begin}, {n_sequences, n_tokens, begin + n * size});
+    return mx::reshape(some, {n_sequences, n_tokens, n, size});
+  };
+  kernels::GatedDelta input{part(0, sizes_.n_key_heads, sizes_.key_dim),
+                            part(sizes_.keys(), sizes_.n_key_heads, sizes_.key_dim),
+                            part(2 * sizes_.keys(), sizes_.n_value_heads, sizes_.value_dim),
+                            decays,
+                            betas,
+                            before.state,
+                            kernels::DeltaGates{a_log_, dt_bias_}};
+  input.normalizes = true;
+  input.scale = 1 / std::sqrt(static_cast<float>(sizes_.key_dim));
+  const kernels::Recurrence passed = kernels::gated_delta(input, options);
+  std::vector<cache::RecurrentState> captured;
+  for (std::size_t i = 0; i < passed.captured.size(); ++i) {
+    captured.push_back({convolved.captured[i], passed.captured[i]});
+  }
+  cache.put({convolved.state, passed.state}, n_tokens, captured);
+  return passed.y;
+}
+
+mx::array DeltaMixer::operator()(const mx::array& x, const Step& step, const CachePlace& place,
+                                 const mx::array& residual) const {
+  const mx::array passed =
+      by_sequence(step,
+                  {kernels::linear(x, projections_.joined), kernels::linear(x, projections_.decays),
+                   kernels::linear(x, projections_.betas)},
+                  [&](const std::vector<mx::array>& rows, cache::ModelCache& cache) {
+                    return states_passed(rows[0], rows[1], rows[2], recurrent_cache(cache, place));
+                  });
+  const mx::array y = mx::flatten(kernels::norm(passed, norm_), 2, 3);
+  const mx::array gated = kernels::gate_product(kernels::linear(x, projections_.gates), y, kernels::Gate::kSilu);
+  return kernels::linear(gated, out_, residual);
+}
+
+std::size_t DeltaMixer::size_bytes() const {
+  return projections_.joined.size_bytes() + projections_.gates.size_bytes() + projections_.betas.size_bytes() +
+         projections_.decays.size_bytes() + convolution_.weight.nbytes() + a_log_.nbytes() + dt_bias_.nbytes() +
+         norm_.weight.nbytes() + out_.size_bytes();
+}
+
+}  // namespace memoir::model

@@ -1,0 +1,193 @@
+// Qwen3-Next and Qwen3.5, with experts and without: a gated delta rule in most layers, attention through a gate in the
+// others, norms that multiply by 1 + w.
+//
+// Weights under "mtp." predict further tokens; they are passed over.
+
+#include <mlx/ops.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "memoir/base/error.h"
+#include "memoir/model/config_fields.h"
+#include "memoir/model/config_limits.h"
+#include "memoir/model/decoder.h"
+#include "memoir/model/delta_mixer.h"
+#include "memoir/model/families.h"
+#include "memoir/model/layer_pattern.h"
+#include "memoir/model/layers.h"
+
+namespace mx = mlx::core;
+
+namespace memoir::model {
+namespace {
+
+// What is the same for all layers.
+struct Plan {
+  std::vector<std::string> pattern;
+  std::vector<bool> has_experts;
+  bool weighs_by_sum;       // of the chosen experts' scores
+  bool has_centered_norms;  // files of mlx-lm hold 1 + w
+};
+
+std::vector<std::string> read_pattern(const ModelConfig& config) {
+  const ConfigFields fields = family_fields(config);
+  const auto interval = fields.integer("full_attention_interval", 1, kMaxLayers).value_or(4);
+  return layer_pattern(config, {kLinearAttention, kFullAttention},
+                       [&](int i) { return (i + 1) % interval == 0 ? kFullAttention : kLinearAttention; });
+}
+
+// mlx-lm adds the 1 where it brings convolutions into MLX's order. A file that has none to tell by was converted if it
+// is quantized.
+bool holds_centered_norms(const Weights& weights, const ModelConfig& config, const std::vector<std::string>& pattern) {
+  const auto first = std::ranges::find(pattern, kLinearAttention);
+  const bool tells = first != pattern.end() && family_fields(config).size("linear_conv_kernel_dim", 32) > 1;
+  if (!tells) return !config.quantization;
+  const auto index = static_cast<int>(first - pattern.begin());
+  return !weights.is_mlx_convolution(layer_module(index) + ".linear_attn.conv1d.weight");
+}
+
+kernels::Norm read_norm(Weights& weights, const std::string& module, int size, const ModelConfig& config,
+                        const Plan& plan) {
+  return plan.has_centered_norms ? read_centered_norm(weights, module, size, config.rms_norm_eps)
+                                 : read_rms_norm(weights, module, size, config.rms_norm_eps);
+}
+
+// Of q_proj, which has for each head the rows of its query, then those of its gate.
+kernels::Linear half_of_heads(const kernels::Weight& stored, const std::optional<mx::array>& bias, int n_heads,
+                              int head_dim, int half) {
+  std::vector<int> rows;
+  for (int head = 0; head < n_heads; ++head) {
+    for (int i = 0; i < head_dim; ++i) rows.push_back((2 * head + half) * head_dim + i);
+  }
+  kernels::Linear linear{kernels::prepared(kernels::chosen_rows(stored, rows))};
+  if (bias) {
+    const mx::array indices(rows.data(), {static_cast<int>(rows.size())}, mx::int32);
+    linear.bias = typed_vector(mx::take(*bias, indices, 0));
+  }
+  return linear;
+}
+
+SelfAttention read_attention(Weights& weights, const std::string& module, const ModelConfig& config, const Plan& plan) {
+  const int n_heads = config.n_heads;
+  const int head_dim = config.head_dim;
+  const int hidden = config.hidden_size;
+  const bool has_bias = config.attention_bias;
+  const kernels::Weight both = weights.stored_matrix(module + ".q_proj", {2 * n_heads * head_dim, hidden});
+  std::optional<mx::array> bias;
+  if (has_bias) bias = weights.vector(module + ".q_proj.bias", 2 * n_heads * head_dim);
+  const int kv_size = config.n_kv_heads * head_dim;
+  SelfAttention attention{
+      {half_of_heads(both, bias, n_heads, head_dim, 0),
+       read_linear(weights, module + ".k_proj", kv_size, hidden, has_bias),
+       read_linear(weights, module + ".v_proj", kv_size, hidden, has_bias), n_heads, config.n_kv_heads, head_dim},
+      read_linear(weights, module + ".o_proj", hidden, n_heads * head_dim, has_bias),
+      {1 / std::sqrt(static_cast<float>(head_dim))}};
+  attention.gates = half_of_heads(both, bias, n_heads, head_dim, 1);
+  attention.projection.query_norm = read_norm(weights, module + ".q_norm", head_dim, config, plan);
+  attention.projection.key_norm = read_norm(weights, module + ".k_norm", head_dim, config, plan);
+  attention.rope = 0;
+  return attention;
+}
+
+Mixture read_mixture(Weights& weights, const std::string& module, const ModelConfig& config, const Plan& plan) {
+  const ConfigFields fields = family_fields(config);
+  const ExpertCounts counts = read_expert_counts(config);
+  kernels::Routing routing;
+  routing.n_chosen = counts.n_chosen;
+  routing.is_normalized = plan.weighs_by_sum;
+  const ExpertsShape shape{counts.n, config.hidden_size, fields.size("moe_intermediate_size", kMaxIntermediateSize)};
+  const int shared = fields.size("shared_expert_intermediate_size", kMaxIntermediateSize);
+  return {read_linear(weights, module + ".gate", counts.n, config.hidden_size, false), routing,
+          read_experts(weights, module, module + ".switch_mlp", shape, read_gate(config)),
+          read_gated_mlp(weights, module + ".shared_expert", config, shared),
+          read_linear(weights, module + ".shared_expert_gate", 1, config.hidden_size, false)};
+}
+
+class Qwen3NextLayer : public DecoderLayer {
+ public:
+  Qwen3NextLayer(Weights& weights, const ModelConfig& config, const Plan& plan, int index)
+      : mixer_norm_(read_norm(weights, layer_module(index) + ".input_layernorm", config.hidden_size, config, plan)),
+        mlp_norm_(
+            read_norm(weights, layer_module(index) + ".post_attention_layernorm", config.hidden_size, config, plan)) {
+    const auto at = static_cast<std::size_t>(index);
+    const std::string module = layer_module(index);
+    if (plan.pattern[at] == kLinearAttention) {
+      delta_.emplace(weights, module + ".linear_attn", read_delta_sizes(config), config.rms_norm_eps);
+    } else {
+      attention_ = read_attention(weights, module + ".self_attn", config, plan);
+    }
+    if (plan.has_experts[at]) {
+      mixture_ = read_mixture(weights, module + ".mlp", config, plan);
+    } else {
+      mlp_ = read_gated_mlp(weights, module + ".mlp", config, config.intermediate_size);
+    }
+  }
+
+  std::unique_ptr<cache::LayerCache> make_cache(const cache::CacheOptions& options) const override {
+    return delta_ ? delta_->make_cache() : attention_->make_cache(options);
+  }
+
+  mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
+    const mx::array y = delta_ ? (*delta_)(kernels::norm(x, mixer_norm_), step, index, x)
+                               : attend(x, mixer_norm_, *attention_, step, index, x);
+    return mlp_ ? kernels::gated_mlp(y, mlp_norm_, *mlp_, y) : mix(kernels::norm(y, mlp_norm_), *mixture_, y);
+  }
+
+  std::size_t size_bytes() const override {
+    return mixer_norm_.weight.nbytes() + mlp_norm_.weight.nbytes() +
+           (delta_ ? delta_->size_bytes() : attention_->size_bytes()) +
+           (mlp_ ? mlp_->size_bytes() : mixture_->size_bytes());
+  }
+
+ private:
+  kernels::Norm mixer_norm_;
+  std::optional<DeltaMixer> delta_;
+  std::optional<SelfAttention> attention_;  // instead of it
+  kernels::Norm mlp_norm_;
+  std::optional<kernels::GatedMlp> mlp_;
+  std::optional<Mixture> mixture_;  // instead of it
+};
+
+std::unique_ptr<Model> make_hybrid(const ModelConfig& config, Weights& weights, std::vector<bool> has_experts,
+                                   bool weighs_by_sum) {
+  if (read_gate(config) != kernels::Gate::kSilu) {  // of the convolutions too
+    throw UnsupportedError(config.path, "hidden_act", "'" + config.hidden_act + "' is not supported, expected silu");
+  }
+  std::vector<std::string> pattern = read_pattern(config);
+  const bool has_centered_norms = holds_centered_norms(weights, config, pattern);
+  const Plan plan{std::move(pattern), std::move(has_experts), weighs_by_sum, has_centered_norms};
+  std::vector<std::unique_ptr<DecoderLayer>> layers;
+  for (int i = 0; i < config.n_layers; ++i) {
+    layers.push_back(std::make_unique<Qwen3NextLayer>(weights, config, plan, i));
+  }
+  for (const char* prefix : {"mtp.", "model.mtp."}) weights.pass_over(prefix);
+  return std::make_unique<Decoder>(
+      config, read_ends(weights, config, read_norm(weights, "model.norm", config.hidden_size, config, plan)),
+      std::vector{read_rope(weights, config)}, std::move(layers));
+}
+
+std::vector<bool> in_all_layers(const ModelConfig& config, bool has_experts) {
+  return std::vector<bool>(static_cast<std::size_t>(config.n_layers), has_experts);
+}
+
+}  // namespace
+
+std::unique_ptr<Model> make_qwen3_next(const ModelConfig& config, Weights& weights) {
+  const ConfigFields fields = family_fields(config);
+  const bool has_none = fields.integer("num_experts", 0, kMaxExperts) == 0;
+  return make_hybrid(config, weights, has_none ? in_all_layers(config, false) : layers_with_experts(config),
+                     fields.required_boolean("norm_topk_prob"));
+}
+
+std::unique_ptr<Model> make_qwen3_5(const ModelConfig& config, Weights& weights) {
+  return make_hybrid(config, weights, in_all_layers(config, false), true);
+}
+
+std::unique_ptr<Model> make_qwen3_5_moe(const ModelConfig& config, Weights& weights) {
+  return make_hybrid(config, weights, in_all_layers(config, true), true);
+}
+
+}  // namespace memoir::model
