@@ -218,6 +218,47 @@ TEST_P(Family, ALastRowAloneIsTheLastOfAllRows) {
   EXPECT_LT(max_difference(mx::flatten(last), mx::take(expected.at("logits"), index, 0)), kTolerance);
 }
 
+// Snapshots of all layers that keep something.
+std::vector<std::unique_ptr<cache::Snapshot>> snapshots_of(const cache::ModelCache& cache) {
+  std::vector<std::unique_ptr<cache::Snapshot>> snapshots;
+  for (std::size_t i = 0; i < cache.n_layers(); ++i) {
+    snapshots.push_back(cache.find(i) ? cache.find(i)->snapshot(0) : nullptr);
+  }
+  return snapshots;
+}
+
+mx::array logits_after(const model::Model& model, cache::ModelCache& cache, std::span<const TokenId> tokens) {
+  const mx::array logits = model.forward(tokens, cache, model::LogitRows::kAll);
+  mx::eval(logits);
+  return logits;
+}
+
+TEST_P(Family, SnapshotsAtThreeOffsetsRestoredElsewhereGoOnWithTheSameBits) {
+  const model::LoadedModel loaded = model::load_model(test::data(GetParam()));
+  const model::Model& model = *loaded.model;
+  const std::vector<TokenId> tokens = some_tokens(60, model.config().vocab_size);
+  const auto part = [&](int begin, int n) {
+    return std::span(tokens).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(n));
+  };
+  cache::ModelCache cache = model.make_cache();
+  for (const int offset : {5, 17, 40}) {
+    logits_after(model, cache, part(cache.offset(), offset - cache.offset()));
+    const auto snapshots = snapshots_of(cache);
+    cache::ModelCache restored = model.make_cache();
+    logits_after(model, restored, part(30, 9));  // of another text
+    restored.free();
+    for (std::size_t i = 0; i < snapshots.size(); ++i) {
+      if (snapshots[i]) {
+        ASSERT_TRUE(restored.layer(i).restore(snapshots[i].get(), offset)) << i;
+      }
+    }
+    ASSERT_EQ(restored.offset(), offset);
+    cache::ModelCache going_on = cache.copy();
+    const mx::array expected = logits_after(model, going_on, part(offset, 12));
+    EXPECT_TRUE(are_same_bits(logits_after(model, restored, part(offset, 12)), expected)) << offset;
+  }
+}
+
 // Where the keys and values of each layer that has some lie.
 std::vector<const void*> cache_memory(const engine::Session& session, int n_layers) {
   std::vector<const void*> memory;

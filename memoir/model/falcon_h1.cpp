@@ -112,7 +112,10 @@ kernels::Norm scaled(kernels::Norm norm, float factor) {
 SelfAttention read_attention(Weights& weights, const std::string& module, const ModelConfig& config,
                              const Folded& folded, float key_multiplier) {
   SelfAttention attention = read_self_attention(weights, module, config.hidden_size, attention_layout(config));
-  attention.output = folded.with_bias(std::move(attention.output), folded.all().attention_out);
+  // In the folded form what the heads gather is multiplied by attention_in, behind these two biases.
+  const Multipliers& all = folded.all();
+  attention.projection.values = folded.with_bias(std::move(attention.projection.values), 1 / all.attention_in);
+  attention.output = folded.with_bias(std::move(attention.output), all.attention_out / all.attention_in);
   attention.options.scale *= key_multiplier;
   attention.rope = 0;
   return attention;

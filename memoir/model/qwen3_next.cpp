@@ -39,14 +39,15 @@ std::vector<std::string> read_pattern(const ModelConfig& config) {
                        [&](int i) { return (i + 1) % interval == 0 ? kFullAttention : kLinearAttention; });
 }
 
-// mlx-lm adds the 1 where it brings convolutions into MLX's order. A file that has none to tell by was converted if it
-// is quantized.
-bool holds_centered_norms(const Weights& weights, const ModelConfig& config, const std::vector<std::string>& pattern) {
-  const auto first = std::ranges::find(pattern, kLinearAttention);
-  const bool tells = first != pattern.end() && family_fields(config).size("linear_conv_kernel_dim", 32) > 1;
-  if (!tells) return !config.quantization;
-  const auto index = static_cast<int>(first - pattern.begin());
-  return !weights.is_mlx_convolution(layer_module(index) + ".linear_attn.conv1d.weight");
+// mlx-lm adds the 1 where it brings convolutions into MLX's order; to Qwen3-Next's norms also where it stacks experts,
+// should there be no convolution to tell by.
+bool holds_centered_norms(const Weights& weights, const ModelConfig& config) {
+  for (int i = 0; i < config.n_layers; ++i) {
+    if (weights.is_mlx_convolution(layer_module(i) + ".linear_attn.conv1d.weight")) return false;
+    const bool has_stack = weights.has(layer_module(i) + ".mlp.switch_mlp.gate_proj.weight");
+    if (has_stack && config.model_type == "qwen3_next") return false;
+  }
+  return true;
 }
 
 kernels::Norm read_norm(Weights& weights, const std::string& module, int size, const ModelConfig& config,
@@ -156,9 +157,7 @@ std::unique_ptr<Model> make_hybrid(const ModelConfig& config, Weights& weights, 
   if (read_gate(config) != kernels::Gate::kSilu) {  // of the convolutions too
     throw UnsupportedError(config.path, "hidden_act", "'" + config.hidden_act + "' is not supported, expected silu");
   }
-  std::vector<std::string> pattern = read_pattern(config);
-  const bool has_centered_norms = holds_centered_norms(weights, config, pattern);
-  const Plan plan{std::move(pattern), std::move(has_experts), weighs_by_sum, has_centered_norms};
+  const Plan plan{read_pattern(config), std::move(has_experts), weighs_by_sum, holds_centered_norms(weights, config)};
   std::vector<std::unique_ptr<DecoderLayer>> layers;
   for (int i = 0; i < config.n_layers; ++i) {
     layers.push_back(std::make_unique<Qwen3NextLayer>(weights, config, plan, i));
