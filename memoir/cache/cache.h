@@ -65,6 +65,12 @@ class LayerCache {
   /// Returns null if there is nothing at or after `from`, or the cache never had rows.
   virtual std::unique_ptr<Snapshot> snapshot(int from) const = 0;
 
+  /// A snapshot of the state as it was after `at` tokens, for restoring a cache of the same kind to `at`: all that the
+  /// kind still has of it. What a ring's or chunk's last write left behind is enough for every offset inside that
+  /// write, however long it was. Lazy where the kind can. Returns null if the state at `at` is not there any more, or
+  /// at is 0 or beyond the offset.
+  virtual std::unique_ptr<Snapshot> snapshot_at(int at) const { return at == offset() ? snapshot(0) : nullptr; }
+
   /// Brings the cache to `target`.
   /// Without a snapshot: rewinds by the live state alone. Returns false if target is negative, beyond the offset, or
   /// no longer reachable.

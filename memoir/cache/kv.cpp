@@ -307,6 +307,13 @@ std::unique_ptr<Snapshot> KVCache::snapshot(int from) const {
   return std::make_unique<KVSnapshot>(*this, begin, layout_.held_by_snapshot(begin));
 }
 
+std::unique_ptr<Snapshot> KVCache::snapshot_at(int at) const {
+  if (at < 1 || at > offset() || !keys_) return nullptr;
+  const Positions held = layout_.held_at(at);
+  if (!layout_.reaches(held, at)) return nullptr;
+  return std::make_unique<KVSnapshot>(*this, 0, held);
+}
+
 // The rows are in the buffers, the offset goes there.
 bool KVCache::restore_lazy(const KVSnapshot& snapshot, int target) {
   const bool is_flat = layout_.rule() == Layout::Rule::kFlat;
@@ -331,6 +338,35 @@ bool KVCache::restore(const Snapshot* snapshot, int target) {
   if (target == 0) return layout_.rewind(0);
   write(layout_.plan_restore(wanted), kv.keys(), kv.values(), kv.is_lazy() ? RowsLie::kAnyhow : RowsLie::kSideBySide);
   if (kv.owner()) materialize();  // else the owner's next write would have to copy its buffers
+  return true;
+}
+
+bool KVCache::restore_chain(const std::vector<const KVSnapshot*>& snapshots, int target, int n_rows) {
+  check_no_transaction("restore");
+  if (layout_.rule() != Layout::Rule::kFlat || offset() > 0 || target < 1) return false;
+  int end = 0;
+  std::vector<KvBuffer> keys;
+  std::vector<KvBuffer> values;
+  for (const KVSnapshot* const snapshot : snapshots) {
+    const KVSnapshot& kv = checked(*snapshot, "restore");
+    if (kv.from() != end) return false;
+    if (!keys.empty() && !(fits(kv.like_keys(), keys.front()) && fits(kv.like_values(), values.front()))) {
+      refuse("restore", "the snapshot is " + span_text(kv) + ", expected keys " + rows_text(keys.front()) +
+                            ", values " + rows_text(values.front()));
+    }
+    keys.push_back(kv.keys());
+    values.push_back(kv.values());
+    end = kv.to();
+    if (end >= target) break;
+  }
+  if (end < target) return false;
+  free();
+  Write write = layout_.plan_restore({0, 0, target});
+  const int n_steps = (std::max(n_rows, target) + Layout::kStep - 1) / Layout::kStep;
+  write.capacity = std::max(write.capacity, n_steps * Layout::kStep);
+  keys_ = stacked(keys, target, write.capacity);
+  values_ = stacked(values, target, write.capacity);
+  layout_.apply(write);
   return true;
 }
 

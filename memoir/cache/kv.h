@@ -79,7 +79,13 @@ class KVCache final : public AttentionCache {
   Mask make_mask(int n_tokens, std::optional<int> window, bool return_array) const override;
 
   std::unique_ptr<Snapshot> snapshot(int from) const override;
+  std::unique_ptr<Snapshot> snapshot_at(int at) const override;
   bool restore(const Snapshot* snapshot, int target) override;
+
+  /// Brings an empty flat cache to `target` with snapshots that meet, the first from 0: as restore() with one after the
+  /// other, but in one copy, into a buffer with room for n_rows in all. Lazy. Returns false if it is not empty or not
+  /// flat, or they don't meet or don't reach the target. Throws as restore().
+  bool restore_chain(const std::vector<const KVSnapshot*>& snapshots, int target, int n_rows);
   bool can_rewind(int target) const override { return transaction_reaches(target) && layout_.can_rewind(target); }
   std::unique_ptr<Snapshot> merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const override;
   SnapshotPair split(std::unique_ptr<Snapshot> snapshot, int at) const override;

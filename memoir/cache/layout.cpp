@@ -216,8 +216,13 @@ bool Layout::rewind(int target) {
 
 Positions Layout::held_by_snapshot(int from) const {
   if (rule_ == Rule::kFlat) return {0, std::clamp(from, 0, offset()), offset()};
-  const int lowest_target = std::max(0, offset() - kSlack);
-  return normal(std::max(stored_.first, first_needed(lowest_target)), offset());
+  return held_at(offset());
+}
+
+Positions Layout::held_at(int at) const {
+  if (rule_ == Rule::kFlat) return {0, 0, at};
+  const int lowest_target = std::max(0, at - kSlack);
+  return normal(std::max(stored_.first, first_needed(lowest_target)), at);
 }
 
 void Layout::clear() {

@@ -138,6 +138,10 @@ class Layout {
   /// there is of the rows to take kSlack back, whatever `from` is.
   Positions held_by_snapshot(int from) const;
 
+  /// What is stored of what a query at `at` needs, and of the rows to take kSlack back from there; flat: [0, at).
+  /// 0 <= at <= offset.
+  Positions held_at(int at) const;
+
   /// Takes rows that lie in the buffer, left over from before a rewind, for stored again. The owner vouches for them.
   void reclaim(const Positions& positions) { stored_ = positions; }
 

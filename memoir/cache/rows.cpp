@@ -144,6 +144,32 @@ KvBuffer spread(const KvBuffer& rows, int capacity, const std::vector<RowRun>& r
   });
 }
 
+KvBuffer stacked(const std::vector<KvBuffer>& parts, int n_rows, int capacity) {
+  const auto stack = [&](const auto& array_of) {
+    std::vector<mx::array> arrays;
+    int n_left = n_rows;
+    for (const KvBuffer& part : parts) {
+      const mx::array rows = widened(array_of(part));
+      const int n_taken = std::min(n_left, rows.shape(kRowAxis));
+      arrays.push_back(n_taken < rows.shape(kRowAxis) ? between(rows, 0, n_taken) : rows);
+      n_left -= n_taken;
+    }
+    if (capacity > n_rows) {
+      const mx::array& like = arrays.front();
+      arrays.push_back(mx::zeros({like.shape(0), like.shape(1), capacity - n_rows, like.shape(3)}, like.dtype()));
+    }
+    const mx::array whole = arrays.size() == 1 ? mx::contiguous(arrays[0]) : mx::concatenate(arrays, kRowAxis);
+    return narrowed(whole, array_of(parts.front()).dtype());
+  };
+  const mx::array data = stack([](const KvBuffer& part) -> const mx::array& { return part.data; });
+  if (!parts.front().quantization) return {data};
+  const kernels::Quantization& q = *parts.front().quantization;
+  return {data, kernels::Quantization{
+                    stack([](const KvBuffer& part) -> const mx::array& { return part.quantization->scales; }),
+                    stack([](const KvBuffer& part) -> const mx::array& { return part.quantization->biases; }),
+                    q.group_size, q.bits}};
+}
+
 KvBuffer written(const KvBuffer& buffer, const KvBuffer& rows, const std::vector<RowRun>& runs, RowsLie lie) {
   return changed(buffer, rows, [&](const mx::array& a, const mx::array& b) {
     if (lie == RowsLie::kAnyhow) return written(a, b, runs);

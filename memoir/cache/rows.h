@@ -50,6 +50,10 @@ enum class RowsLie { kAnyhow, kSideBySide };
 /// A new buffer of `capacity` rows: the runs of `rows`, and zeros.
 kernels::KvBuffer spread(const kernels::KvBuffer& rows, int capacity, const std::vector<RowRun>& runs, RowsLie lie);
 
+/// A new buffer of `capacity` rows: the first n_rows of the parts' rows, one part after the other, and zeros. The
+/// parts' rows lie side by side, and they fit each other; there is at least one.
+kernels::KvBuffer stacked(const std::vector<kernels::KvBuffer>& parts, int n_rows, int capacity);
+
 /// The buffer with runs of `rows` written into it.
 kernels::KvBuffer written(const kernels::KvBuffer& buffer, const kernels::KvBuffer& rows,
                           const std::vector<RowRun>& runs, RowsLie lie);

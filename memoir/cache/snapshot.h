@@ -19,13 +19,17 @@ class Snapshot {
   virtual int from() const = 0;
   virtual int to() const = 0;
 
+  /// The earliest offset e such that a cache can be restored with this snapshot to every offset of [e, to()], whatever
+  /// rows it holds itself. A flat cache must reach from() for that.
+  virtual int earliest() const { return to(); }
+
   /// Bytes of array data that are held for this snapshot alone: 0 while it is lazy.
   virtual std::size_t size_bytes() const = 0;
 
   /// True while the rows are still those of the cache that it was taken of.
   virtual bool is_lazy() const { return false; }
 
-  /// Copies the rows of a lazy one out now, evaluated. The cache's hook is called.
+  /// Copies the rows of a lazy one out now; the cache's hook is called. Afterwards all arrays are evaluated.
   virtual void materialize() {}
 };
 

@@ -36,6 +36,14 @@ std::size_t StateSnapshot::size_bytes() const {
   return bytes_of(arrays_);
 }
 
+void StateSnapshot::materialize() {
+  std::vector<mx::array> present;
+  for (const auto& a : arrays_) {
+    if (a) present.push_back(*a);
+  }
+  mx::eval(std::move(present));
+}
+
 const StateSnapshot& checked_state(const Snapshot& snapshot, std::string_view kind, const char* function) {
   const auto* state = dynamic_cast<const StateSnapshot*>(&snapshot);
   if (!state || state->kind() != kind) {

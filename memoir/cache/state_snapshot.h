@@ -28,6 +28,7 @@ class StateSnapshot final : public Snapshot {
   int from() const override { return from_; }
   int to() const override { return to_; }
   std::size_t size_bytes() const override;
+  void materialize() override;
 
   std::string_view kind() const { return kind_; }
   const StateArrays& arrays() const { return arrays_; }

@@ -163,6 +163,39 @@ void Trie::visit(const std::function<void(Node&)>& visit) {
   }
 }
 
+Position Trie::rows_end(Position known, std::span<const Key> keys) {
+  if (known.offset > checked_size(keys, "rows_end")) {
+    throw std::invalid_argument("[prefix.rows_end] known is deeper than the keys");
+  }
+  Position start = known.node != nullptr ? known : Position{root_.get(), 0};
+  while (!start.node->is_root() && !start.node->rows_) start = {start.node->parent_, start.node->from_};
+  std::vector<Node*> path;
+  const int matched = walk(start, keys, &path).matched;
+  Position end = start;
+  for (Node* const node : path) {
+    if (!node->rows_) break;
+    end = {node, std::min(node->to(), matched)};
+  }
+  return end;
+}
+
+std::size_t Trie::pinned_bytes() const {
+  std::size_t n_bytes = 0;
+  std::vector<const Node*> pending = {root_.get()};
+  while (!pending.empty()) {
+    const Node* const node = pending.back();
+    pending.pop_back();
+    for (const auto& [key, child] : node->children_) {
+      if (child->n_pins_ == 0) continue;
+      pending.push_back(child.get());
+      n_bytes += Node::kBytes + child->keys().size_bytes();
+      if (child->rows_) n_bytes += ledger_.share_bytes(*child->rows_);
+      if (child->checkpoint_) n_bytes += ledger_.share_bytes(*child->checkpoint_);
+    }
+  }
+  return n_bytes;
+}
+
 // ---- Insert
 
 std::optional<Position> Trie::insert(Insertion insertion) {

@@ -138,6 +138,13 @@ class Trie {
   /// Throws std::invalid_argument if a payload does not end where the keys do, or comes with no keys.
   std::optional<Position> insert(Insertion insertion);
 
+  /// Where the unbroken rows from position 0 on end, as far as the keys match; the root if the first has none. `known`
+  /// as Insertion::known.
+  Position rows_end(Position known, std::span<const Key> keys);
+
+  /// Bytes that can't be dropped, because they are pinned or above a pin. Visits every node.
+  std::size_t pinned_bytes() const;
+
   /// Opening and closing a pin takes a step for each node above. Throws std::invalid_argument if it is no position.
   Pin pin(Position position);
 

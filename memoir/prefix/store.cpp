@@ -1,0 +1,243 @@
+#include "memoir/prefix/store.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace memoir::prefix {
+namespace {
+
+// A restore that failed once may fail for a reason that all would fail for.
+constexpr int kMaxRestores = 4;
+
+Key key_of(TokenId token) {
+  return static_cast<Key>(static_cast<std::uint32_t>(token));
+}
+
+// The nodes whose rows make up [0, offset).
+std::vector<const cache::KVSnapshot*> rows_of_part(const std::vector<const RowBlocks*>& rows, std::size_t part) {
+  std::vector<const cache::KVSnapshot*> snapshots;
+  for (const RowBlocks* const one : rows) {
+    for (const auto& block : one->blocks()) snapshots.push_back(block->parts[part].get());
+  }
+  return snapshots;
+}
+
+}  // namespace
+
+Store::Store(std::function<cache::ModelCache()> make_cache, const StateSize& size, const StoreOptions& options)
+    : make_cache_(std::move(make_cache)),
+      options_(options),
+      size_(size),
+      needs_(parts_of(make_cache_()).needs()),
+      spacing_(checkpoint_spacing(size, options.policy)),
+      eviction_({needs_, options.cost, options.prior}) {}
+
+// ---- A sequence begins
+
+int Store::restorable(std::span<const TokenId> tokens) {
+  return is_on() ? trie_.lookup(token_keys(tokens), needs_).restorable.offset : 0;
+}
+
+cache::ModelCache Store::begin(Lease& lease, const KnownTokens& known) {
+  if (known.tokens.empty() || known.n_prompt < 1 || static_cast<std::size_t>(known.n_prompt) > known.tokens.size()) {
+    throw std::invalid_argument("[prefix.begin] " + std::to_string(known.tokens.size()) + " tokens, of which " +
+                                std::to_string(known.n_prompt) + " are the prompt, expected at least one");
+  }
+  lease = Lease();
+  if (!is_on()) return make_cache_();
+  lease.keys_ = token_keys(known.tokens);
+  lease.n_prompt_ = known.n_prompt;
+
+  Match match;
+  std::optional<cache::ModelCache> cache;
+  LookupOptions lookup;
+  for (int n_tries = 0; !cache; ++n_tries) {
+    if (n_tries == kMaxRestores) lookup.max_offset = 0;
+    match = trie_.lookup(lease.keys_, needs_, lookup);
+    if (match.restorable.offset == 0) break;
+    cache = restore(match, known.tokens.size());
+    const bool is_too_large = cache && cache->size_bytes() > known.max_cache_bytes;
+    if (cache && !is_too_large) break;
+    cache.reset();
+    ++counters_.n_failed_restores;
+    lookup.max_offset = is_too_large ? 0 : match.restorable.node->from();
+  }
+  trie_.use(match, static_cast<int>(known.tokens.size()));
+  lease.pin_ = trie_.pin(match.restorable);
+  lease.restored_ = lease.last_checkpoint_ = match.restorable.offset;
+  lease.matched_ = match.matched;
+  if (needs_.checkpoint && lease.restored_ < known.n_prompt) {
+    std::vector<int> turn_ends(known.turn_ends.begin(), known.turn_ends.end());
+    std::sort(turn_ends.begin(), turn_ends.end());
+    const int matched = std::min(match.matched, known.n_prompt);
+    lease.plan_ = plan_prompt({known.n_prompt, lease.restored_, matched, turn_ends, size_}, options_.policy);
+  }
+  return cache ? std::move(*cache) : make_cache_();
+}
+
+// Nullopt if it fails, for whatever reason.
+std::optional<cache::ModelCache> Store::restore(const Match& match, std::size_t n_tokens) const {
+  try {
+    const int offset = match.restorable.offset;
+    cache::ModelCache cache = make_cache_();
+    const CacheParts parts = parts_of(cache);
+    std::vector<const RowBlocks*> rows;
+    for (const Node* const node : match.path) {
+      if (!needs_.rows || node->from() >= offset) break;
+      rows.push_back(dynamic_cast<const RowBlocks*>(node->rows()));
+      if (rows.back() == nullptr) return std::nullopt;
+    }
+    for (std::size_t i = 0; i < parts.flat.size(); ++i) {
+      if (!parts.flat[i]->restore_chain(rows_of_part(rows, i), offset, static_cast<int>(n_tokens))) return std::nullopt;
+    }
+    if (needs_.checkpoint) {
+      const auto* const checkpoint = dynamic_cast<const StateCheckpoint*>(match.restorable.node->checkpoint());
+      if (checkpoint == nullptr || checkpoint->states().size() != parts.others.size()) return std::nullopt;
+      for (std::size_t i = 0; i < parts.others.size(); ++i) {
+        if (!parts.others[i]->restore(checkpoint->states()[i].get(), offset)) return std::nullopt;
+      }
+    }
+    cache.materialize();
+    return cache;
+  } catch (...) {
+    return std::nullopt;
+  }
+}
+
+// ---- A forward pass
+
+void Store::prepare(Lease& lease, const cache::ModelCache& cache, std::span<const TokenId> tokens) {
+  if (!is_on()) return;
+  const int from = cache.offset();
+  const int to = from + static_cast<int>(tokens.size());
+  lease.pass_from_ = from;
+  if (from < lease.pin_.position().offset) go_back(lease, from);
+  lease.keys_.resize(static_cast<std::size_t>(from));
+  std::transform(tokens.begin(), tokens.end(), std::back_inserter(lease.keys_), key_of);
+  if (!needs_.checkpoint) return;
+  const auto planned = within(lease.plan_, from, to);
+  lease.due_.assign(planned.begin(), planned.end());
+  if (to > lease.n_prompt_) {
+    const int last = lease.due_.empty() ? lease.last_checkpoint_ : lease.due_.back().offset;
+    for (const PlannedCheckpoint& one : plan_answer(last, std::max(from, lease.n_prompt_), to, spacing_)) {
+      lease.due_.push_back(one);
+    }
+  }
+  if (lease.due_.empty()) return;
+  std::vector<int> offsets;
+  for (const PlannedCheckpoint& one : lease.due_) offsets.push_back(one.offset);
+  lease.capture_.begin(parts_of(cache), std::move(offsets));
+}
+
+// The sequence goes on from before what it has stored.
+void Store::go_back(Lease& lease, int offset) {
+  const auto any = [](const Node&, int limit) { return Reach{limit, true}; };
+  const std::span<const Key> keys = std::span(lease.keys_).first(static_cast<std::size_t>(offset));
+  lease.pin_ = trie_.pin(trie_.lookup(keys, any, {.n_left = 0}).restorable);
+  lease.last_checkpoint_ = std::min(lease.last_checkpoint_, offset);
+}
+
+void Store::record(Lease& lease, const cache::ModelCache& cache) noexcept {
+  if (!is_on()) return;
+  try {
+    const CacheParts parts = parts_of(cache);
+    const std::vector<PlannedCheckpoint> due = std::exchange(lease.due_, {});
+    auto checkpoints = lease.capture_.take(parts);
+    for (std::size_t i = 0; i < checkpoints.size(); ++i) {
+      if (checkpoints[i]) insert(lease, parts, due[i].offset, std::move(checkpoints[i]), due[i].rule);
+    }
+    if (lease.pass_from_ < lease.n_prompt_) insert(lease, parts, cache.offset(), nullptr, {});
+  } catch (...) {
+    ++counters_.n_failed_inserts;
+  }
+}
+
+void Store::cancel_pass(Lease& lease, const cache::ModelCache& cache) noexcept {
+  if (!is_on()) return;
+  try {
+    lease.due_.clear();
+    lease.capture_.cancel(parts_of(cache));
+  } catch (...) {
+    ++counters_.n_failed_inserts;
+  }
+}
+
+void Store::end(Lease& lease, const cache::ModelCache& cache) noexcept {
+  if (is_on()) {
+    try {
+      const int offset = std::min(cache.offset(), static_cast<int>(lease.keys_.size()));
+      const CacheParts parts = parts_of(cache);
+      if (!needs_.checkpoint) {
+        insert(lease, parts, offset, nullptr, {});
+      } else if (offset == cache.offset() && keeps_answer_end(lease.last_checkpoint_, offset, options_.policy)) {
+        insert(lease, parts, offset, present_checkpoint(parts), CheckpointRule::kAnswerEnd);
+      }
+    } catch (...) {
+      ++counters_.n_failed_inserts;
+    }
+  }
+  lease = Lease();
+}
+
+// ---- Keeping
+
+bool Store::make_room(std::size_t n_bytes) {
+  if (n_bytes <= options_.max_bytes && trie_.size_bytes() <= options_.max_bytes - n_bytes) return true;
+  // What is not pinned is not thrown away for something that would not fit even so.
+  const std::size_t n_pinned = trie_.pinned_bytes();
+  if (n_pinned > options_.max_bytes || n_bytes > options_.max_bytes - n_pinned) return false;
+  return eviction_.make_room(trie_, options_.max_bytes, n_bytes);
+}
+
+// Keeps the sequence's state of [0, to), as far as it is not kept yet and there is room.
+void Store::insert(Lease& lease, const CacheParts& parts, int to, std::unique_ptr<StateCheckpoint> checkpoint,
+                   CheckpointRule rule) {
+  const int from = lease.stored();
+  if (to < from || (to == from && !checkpoint)) return;
+  Insertion insertion;
+  insertion.keys = std::span(lease.keys_).first(static_cast<std::size_t>(to));
+  insertion.rule = rule;
+  // What others have stored of it stays while room is made for the rest.
+  Pin there;
+  if (needs_.rows) there = trie_.pin(trie_.rows_end(lease.pin_.position(), insertion.keys));
+  const int rows_from = needs_.rows ? there.position().offset : to;
+  const auto n_new_rows = static_cast<std::size_t>(to - rows_from);
+  // Keys may need a node for each of up to three places: the end, and where an edge is split.
+  const std::size_t n_bytes = n_new_rows * size_.row_bytes + static_cast<std::size_t>(to - from) * sizeof(Key) +
+                              3 * Node::kBytes + (checkpoint ? checkpoint->size_bytes() : 0);
+  if (!make_room(n_bytes)) {
+    ++counters_.n_without_room;
+    return;
+  }
+  if (n_new_rows > 0) insertion.rows = RowBlocks::copied(parts, rows_from, to);
+  insertion.known = lease.pin_.position();  // not before: making room joins edges
+  const bool has_checkpoint = checkpoint != nullptr;
+  insertion.checkpoint = std::move(checkpoint);
+  const std::optional<Position> position = trie_.insert(std::move(insertion));
+  if (!position) return;
+  lease.pin_ = trie_.pin(*position);
+  if (has_checkpoint) lease.last_checkpoint_ = to;
+}
+
+void Store::clear() {
+  std::vector<Node*> unpinned;
+  trie_.visit([&](Node& node) {
+    if (node.n_pins() == 0 && (node.parent()->is_root() || node.parent()->n_pins() > 0)) unpinned.push_back(&node);
+  });
+  for (Node* const node : unpinned) trie_.remove(*node, Join::kLater);
+  trie_.join_chains();
+}
+
+nlohmann::json Store::report(const ReportOptions& options) {
+  nlohmann::json result = report_totals(trie_, eviction_);
+  result["max_bytes"] = options_.max_bytes;
+  result["failed"] = {{"restores", counters_.n_failed_restores},
+                      {"inserts", counters_.n_failed_inserts},
+                      {"without_room", counters_.n_without_room}};
+  result["tree"] = report_nodes(trie_, eviction_, options);
+  return result;
+}
+
+}  // namespace memoir::prefix

@@ -1,0 +1,156 @@
+#pragma once
+
+// The prefix cache of one model in one cache format: what has been computed for any prompt, for every later one that
+// begins alike. A trie (trie.h) over tokens, with the rows of flat layers (row_blocks.h) and checkpoints of all others
+// (state_checkpoint.h), within a budget of bytes.
+//
+// A sequence that runs has a Lease, its place in the store, beside its own ModelCache:
+//
+//   Lease lease;
+//   ModelCache cache = store.begin(lease, prompt);   // restored as far as can be, or empty
+//   for each forward pass:
+//     store.prepare(lease, cache, tokens);           // asks for the checkpoints that are due in it
+//     ... forward, evaluate ...                      // should that throw: store.cancel_pass(lease, cache)
+//     store.record(lease, cache);                    // keeps what is new
+//   store.end(lease, cache);                         // keeps the rest; or just let the lease go
+//
+// Any number of sequences may run, also from one prefix: each restores into buffers of its own, in one copy, and each
+// row is copied into the store once.
+//
+// Invariants:
+//   1. A restored cache holds exactly what computing its tokens would have made, or begin() gives a shorter one.
+//   2. size_bytes() <= max_bytes: what finds no room beside what is pinned is not kept.
+// Keeping state never fails a sequence: errors on the way are counted and what could not be kept is computed again.
+// Threads: the thread that owns MLX's work. A lease may outlive the store, and is of no use then.
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "memoir/base/types.h"
+#include "memoir/cache/cache.h"
+#include "memoir/prefix/eviction.h"
+#include "memoir/prefix/policy.h"
+#include "memoir/prefix/report.h"
+#include "memoir/prefix/row_blocks.h"
+#include "memoir/prefix/state_checkpoint.h"
+#include "memoir/prefix/trie.h"
+
+namespace memoir::prefix {
+
+struct StoreOptions {
+  std::size_t max_bytes = 0;  // 0: nothing is kept, and nothing is spent on it
+  PolicyOptions policy = {};
+  RecomputeCost cost = {};
+  PerRule<double> prior = EvictionOptions{}.prior;
+};
+
+struct StoreCounters {
+  std::uint64_t n_failed_restores = 0;  // a shorter hit instead
+  std::uint64_t n_failed_inserts = 0;   // something threw
+  std::uint64_t n_without_room = 0;     // what is pinned left none
+};
+
+/// What is known of a sequence when it begins.
+struct KnownTokens {
+  std::span<const TokenId> tokens;  // at least one: the prompt, and after a break also what was generated of its answer
+  int n_prompt = 0;                 // how many of them are the prompt
+  std::span<const int> turn_ends = {};  // of the prompt, ascending: where a chat's turns end
+  std::size_t max_cache_bytes = std::numeric_limits<std::size_t>::max();  // what the cache may take now
+};
+
+/// A running sequence's place in the store: what it has there is not dropped.
+class Lease {
+ public:
+  /// Where the sequence began: tokens that were restored.
+  int restored() const { return restored_; }
+
+  /// Tokens that its beginning shared with what was stored then.
+  int matched() const { return matched_; }
+
+  /// Checkpoints still planned for the prompt, and those taken.
+  const std::vector<PlannedCheckpoint>& plan() const { return plan_; }
+
+  /// Up to where its tokens are in the store.
+  int stored() const { return pin_.position().offset; }
+
+ private:
+  friend class Store;
+
+  std::vector<Key> keys_;  // of all tokens fed, and those known at the beginning
+  Pin pin_;
+  std::vector<PlannedCheckpoint> plan_;
+  std::vector<PlannedCheckpoint> due_;  // in the pass under way
+  Capture capture_;
+  int n_prompt_ = 0;
+  int restored_ = 0;
+  int matched_ = 0;
+  int last_checkpoint_ = 0;
+  int pass_from_ = 0;
+};
+
+class Store {
+ public:
+  /// make_cache: an empty cache of the model. size: state_size() of one that has taken in a token.
+  /// Throws as checkpoint_spacing() and Eviction.
+  Store(std::function<cache::ModelCache()> make_cache, const StateSize& size, const StoreOptions& options);
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  /// A cache, evaluated, that holds the longest beginning of the tokens that can be restored, at most all but the last;
+  /// or an empty one. It has room for all of the tokens. Throws std::invalid_argument if there are no tokens or
+  /// n_prompt is not from 1 to their number, and what make_cache throws.
+  cache::ModelCache begin(Lease& lease, const KnownTokens& known);
+
+  /// How many tokens begin() would restore; changes nothing.
+  int restorable(std::span<const TokenId> tokens);
+
+  /// Tells of the tokens that the next forward pass feeds to the cache.
+  void prepare(Lease& lease, const cache::ModelCache& cache, std::span<const TokenId> tokens);
+
+  /// After the pass, evaluated. Keeps the checkpoints that were due, and of a prompt also the rows.
+  void record(Lease& lease, const cache::ModelCache& cache) noexcept;
+
+  /// Instead of record(), if the pass failed; the cache is where it was, or lost.
+  void cancel_pass(Lease& lease, const cache::ModelCache& cache) noexcept;
+
+  /// The sequence ends, or pauses. Keeps what it has computed and is not kept yet, with a checkpoint at its end where
+  /// that is worth one. The cache holds the tokens it was told of, or a beginning of them.
+  void end(Lease& lease, const cache::ModelCache& cache) noexcept;
+
+  /// Drops all that no lease pins.
+  void clear();
+
+  std::size_t size_bytes() const { return trie_.size_bytes(); }
+  std::size_t max_bytes() const { return options_.max_bytes; }
+  int spacing() const { return spacing_; }
+  const StoreCounters& counters() const { return counters_; }
+  const Trie& trie() const { return trie_; }
+
+  /// {"max_bytes", "failed": {"restores", "inserts", "without_room"}, and what report_totals() has; "tree":
+  /// report_nodes()}.
+  nlohmann::json report(const ReportOptions& options = {});
+
+ private:
+  bool is_on() const { return options_.max_bytes > 0; }
+  std::optional<cache::ModelCache> restore(const Match& match, std::size_t n_tokens) const;
+  void insert(Lease& lease, const CacheParts& parts, int to, std::unique_ptr<StateCheckpoint> checkpoint,
+              CheckpointRule rule);
+  bool make_room(std::size_t n_bytes);
+  void go_back(Lease& lease, int offset);
+
+  std::function<cache::ModelCache()> make_cache_;
+  StoreOptions options_;
+  StateSize size_;
+  Needs needs_;
+  int spacing_;
+  Trie trie_;
+  Eviction eviction_;
+  StoreCounters counters_;
+};
+
+}  // namespace memoir::prefix
