@@ -87,14 +87,17 @@ class FakeRunner : public engine::StepRunner {
   int context() const override { return control_.context; }
   engine::CacheCost cost() const override { return control_.cost; }
 
-  int create(engine::SequenceId sequence, std::span<const TokenId> tokens, std::size_t max_cache_bytes) override {
-    require(!sequences_.contains(sequence) && !tokens.empty());
+  int create(const NewSequence& sequence) override {
+    const std::span<const TokenId> tokens = sequence.tokens;
+    require(!sequences_.contains(sequence.id) && sequence.n_prompt >= 1 &&
+            static_cast<std::size_t>(sequence.n_prompt) <= tokens.size());
     if (control_.fails_to_begin && tokens[0] == kPoison) throw std::runtime_error("no room");
-    Tokens& held = sequences_[sequence];
+    Tokens& held = sequences_[sequence.id];
     for (const Tokens& kept : kept_) {
       const auto n_shared = std::mismatch(kept.begin(), kept.end(), tokens.begin(), tokens.end() - 1).first;
       Tokens shared(kept.begin(), n_shared);
-      if (shared.size() > held.size() && control_.cost.bytes(static_cast<int>(shared.size())) <= max_cache_bytes) {
+      if (shared.size() > held.size() &&
+          control_.cost.bytes(static_cast<int>(shared.size())) <= sequence.max_cache_bytes) {
         held = std::move(shared);
       }
     }
@@ -122,8 +125,8 @@ class FakeRunner : public engine::StepRunner {
 
   int offset(engine::SequenceId sequence) const override { return static_cast<int>(sequences_.at(sequence).size()); }
   std::size_t cache_bytes(engine::SequenceId sequence) const override { return control_.cost.bytes(offset(sequence)); }
-  void retire(engine::SequenceId sequence, Tokens tokens) override {
-    require(sequences_.at(sequence) == tokens);
+  void retire(engine::SequenceId sequence) noexcept override {
+    Tokens tokens = std::move(sequences_.at(sequence));
     sequences_.erase(sequence);
     n_said_.erase(sequence);
     ++control_.n_retired;
@@ -135,6 +138,8 @@ class FakeRunner : public engine::StepRunner {
     n_said_.erase(sequence);
   }
   std::size_t kept_bytes() const override { return kept_.size(); }
+  std::string kept_report() override { return R"({"kept": )" + std::to_string(kept_.size()) + "}"; }
+  void clear_kept() override { kept_.clear(); }
 
  private:
   void require(bool holds) const {

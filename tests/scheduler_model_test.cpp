@@ -10,7 +10,6 @@
 
 #include "memoir/engine/generate.h"
 #include "memoir/engine/model_runner.h"
-#include "memoir/engine/prefix_store.h"
 #include "memoir/engine/scheduler.h"
 #include "memoir/engine/session.h"
 #include "memoir/model/load.h"
@@ -113,11 +112,10 @@ ServiceStats run_and_compare(const std::filesystem::path& path, const std::vecto
 class CountingRunner : public ModelRunner {
  public:
   CountingRunner(std::size_t n_kept, std::atomic<int>& n_created)
-      : ModelRunner(model::load_model(test::data("llama")).model, std::make_unique<KeptCaches>(n_kept)),
-        n_created_(n_created) {}
-  int create(SequenceId sequence, std::span<const TokenId> tokens, std::size_t max_cache_bytes) override {
+      : ModelRunner(model::load_model(test::data("llama")).model, {.max_bytes = n_kept}), n_created_(n_created) {}
+  int create(const NewSequence& sequence) override {
     ++n_created_;
-    return ModelRunner::create(sequence, tokens, max_cache_bytes);
+    return ModelRunner::create(sequence);
   }
 
  private:
@@ -134,7 +132,7 @@ TEST(SchedulerOnATinyModel, ThirtyTwoRequestsGetTheTokensTheyGetAlone) {
   EXPECT_EQ(stats.cache_bytes, 0U);
 }
 
-TEST(SchedulerOnATinyModel, KeptCachesChangeNoToken) {
+TEST(SchedulerOnATinyModel, ThePrefixCacheChangesNoToken) {
   const std::vector<Case> cases = mixed_cases(160, 200, 40);
   const std::vector<Tokens> expected = answers_alone(test::data("llama"), cases);
   const ServiceStats stats =
@@ -148,8 +146,7 @@ TEST(SchedulerOnATinyModel, KeptCachesChangeNoToken) {
 TEST(SchedulerOnATinyModel, MakingRoomChangesNoToken) {
   const std::vector<Case> cases = mixed_cases(160, 255, 200);
   const std::vector<Tokens> expected = answers_alone(test::data("llama"), cases);
-  const CacheCost cost =
-      ModelRunner(model::load_model(test::data("llama")).model, std::make_unique<KeptCaches>(0)).cost();
+  const CacheCost cost = ModelRunner(model::load_model(test::data("llama")).model).cost();
   ASSERT_GT(cost.bytes_per_token, 0U);
   for (const std::size_t n_kept : {std::size_t{0}, std::size_t{1} << 24}) {
     std::atomic<int> n_created = 0;
@@ -179,7 +176,7 @@ class ModelRunnerTest : public testing::Test {
  protected:
   std::unique_ptr<ModelRunner> runner(std::size_t n_kept) const {
     return std::make_unique<ModelRunner>(model::load_model(test::data("llama")).model,
-                                         std::make_unique<KeptCaches>(n_kept));
+                                         prefix::StoreOptions{.max_bytes = n_kept});
   }
 };
 
@@ -187,7 +184,7 @@ TEST_F(ModelRunnerTest, EstimatesWhatACacheTakes) {
   const auto runner_ = runner(0);
   const Tokens tokens(300, 5);
   for (const std::size_t n_tokens : {1U, 256U, 257U, 300U}) {
-    runner_->create(1, tokens, 1 << 30);
+    runner_->create({1, tokens, 300});
     const StepRunner::Slice slice{1, std::span(tokens).first(n_tokens), false};
     runner_->run({&slice, 1});
     EXPECT_EQ(runner_->cache_bytes(1), runner_->cost().bytes(static_cast<int>(n_tokens)));
@@ -199,8 +196,8 @@ TEST_F(ModelRunnerTest, AStepThatCannotBeBuiltMovesNoSequence) {
   const auto runner_ = runner(0);
   const Tokens good(20, 5);
   const Tokens bad{1, 2, 99'999};
-  runner_->create(1, good, 1 << 30);
-  runner_->create(2, bad, 1 << 30);
+  runner_->create({1, good, 20});
+  runner_->create({2, bad, 3});
   const StepRunner::Slice first{1, std::span(good).first(10), false};
   runner_->run({&first, 1});
   const std::vector<StepRunner::Slice> both{{1, std::span(good).subspan(10), true}, {2, bad, true}};
@@ -209,94 +206,25 @@ TEST_F(ModelRunnerTest, AStepThatCannotBeBuiltMovesNoSequence) {
   EXPECT_EQ(runner_->offset(2), 0);
   const std::vector<std::span<float>> rows = runner_->run({both.data(), 1});
   const std::vector<float> after_failure(rows[0].begin(), rows[0].end());
-  runner_->create(3, good, 1 << 30);
+  runner_->create({3, good, 20});
   const StepRunner::Slice whole{3, good, true};
   const std::span<float> row = runner_->run({&whole, 1})[0];
   EXPECT_EQ(after_failure, std::vector<float>(row.begin(), row.end()));
-  EXPECT_THROW(runner_->create(3, good, 1 << 30), std::invalid_argument);
+  EXPECT_THROW(runner_->create({3, good, 20}), std::invalid_argument);
   EXPECT_THROW(runner_->offset(4), std::invalid_argument);
 }
 
-TEST_F(ModelRunnerTest, ACacheThatIsTooLargeStaysInTheStore) {
+TEST_F(ModelRunnerTest, ACacheThatWouldBeTooLargeBeginsEmpty) {
   const auto runner_ = runner(std::size_t{1} << 30);
   const Tokens tokens(300, 5);
-  runner_->create(1, tokens, 1 << 30);
+  runner_->create({1, tokens, 300});
   const StepRunner::Slice slice{1, tokens, false};
   runner_->run({&slice, 1});
-  runner_->retire(1, tokens);
-  const std::size_t n_kept = runner_->kept_bytes();
-  EXPECT_EQ(n_kept, runner_->cost().bytes(300));
-  EXPECT_EQ(runner_->create(2, std::span(tokens).first(200), n_kept - 1), 0);
-  EXPECT_EQ(runner_->kept_bytes(), n_kept);
-  EXPECT_EQ(runner_->create(3, std::span(tokens).first(200), n_kept), 199);
-  EXPECT_EQ(runner_->kept_bytes(), 0U);
-}
-
-class KeptCachesTest : public testing::Test {
- protected:
-  cache::ModelCache computed(const Tokens& tokens) const {
-    cache::ModelCache cache = loaded_.model->make_cache();
-    loaded_.model->forward(tokens, cache, model::LogitRows::kLast);
-    mx::eval(cache.state());
-    return cache;
-  }
-  void give(KeptCaches& store, const Tokens& tokens) const { store.give(tokens, computed(tokens)); }
-  int taken(KeptCaches& store, const Tokens& prompt) const {
-    const auto restored = store.take(prompt);
-    return restored ? restored->cache.offset() : -1;
-  }
-
-  model::LoadedModel loaded_ = model::load_model(test::data("llama"));
-  const std::size_t n_one_ = computed({1}).size_bytes();  // of any cache of up to 256 tokens
-};
-
-TEST_F(KeptCachesTest, HandsOutTheLongestSharedBeginningOnce) {
-  KeptCaches store(10 * n_one_);
-  give(store, {1, 2, 3, 4});
-  give(store, {1, 2, 3, 9, 9, 9});
-  EXPECT_EQ(store.bytes(), 2 * n_one_);
-  EXPECT_EQ(taken(store, {1, 2, 3, 4, 5, 6}), 4);
-  EXPECT_EQ(taken(store, {1, 2, 3, 4, 5, 6}), 3);  // of the other one
-  EXPECT_EQ(taken(store, {1, 2, 3, 4, 5, 6}), -1);
-  EXPECT_EQ(store.bytes(), 0U);
-}
-
-TEST_F(KeptCachesTest, LeavesAtLeastOneTokenToCompute) {
-  KeptCaches store(10 * n_one_);
-  give(store, {1, 2, 3, 4});
-  EXPECT_EQ(taken(store, {1, 2, 3, 4}), 3);
-  give(store, {1, 2, 3, 4});
-  EXPECT_EQ(taken(store, {1}), -1);
-  EXPECT_EQ(taken(store, {}), -1);
-  EXPECT_EQ(store.n_caches(), 1U);
-}
-
-TEST_F(KeptCachesTest, DoesNotThrowAwayMoreThanItSaves) {
-  KeptCaches store(10 * n_one_);
-  give(store, {1, 2, 3, 4, 5, 6, 7});
-  EXPECT_EQ(taken(store, {1, 2, 3, 9}), -1);
-  EXPECT_EQ(taken(store, {1, 2, 3, 4, 9}), 4);
-}
-
-TEST_F(KeptCachesTest, DropsTheLeastRecentlyUsedAndWhatIsRepeated) {
-  KeptCaches store(2 * n_one_);
-  give(store, {1, 2});
-  give(store, {1, 2, 3});  // has all of the first
-  EXPECT_EQ(store.n_caches(), 1U);
-  give(store, {5, 6, 7, 8});
-  give(store, {1, 2});  // {1, 2, 3} has all of it, and was used now
-  EXPECT_EQ(store.n_caches(), 2U);
-  give(store, {9, 9});
-  EXPECT_EQ(store.n_caches(), 2U);
-  EXPECT_EQ(store.bytes(), 2 * n_one_);
-  EXPECT_EQ(taken(store, {5, 6, 7, 8, 9}), -1);
-  EXPECT_EQ(taken(store, {1, 2, 3, 4}), 3);
-  store.clear();
-  EXPECT_EQ(store.bytes(), 0U);
-  EXPECT_THROW(store.give({1}, computed({1, 2})), std::invalid_argument);
-  KeptCaches none(n_one_ - 1);
-  give(none, {1, 2});
-  EXPECT_EQ(none.n_caches(), 0U);
+  runner_->retire(1);
+  const std::size_t n_needed = runner_->cost().bytes(200);
+  EXPECT_EQ(runner_->create({2, std::span(tokens).first(200), 200, {}, n_needed - 1}), 0);
+  EXPECT_EQ(runner_->create({3, std::span(tokens).first(200), 200, {}, n_needed}), 199);
+  EXPECT_EQ(runner_->cache_bytes(3), n_needed);
 }
 
 TEST(SchedulerOnSmolLM2, ThirtyTwoRequestsGetTheTokensTheyGetAlone) {

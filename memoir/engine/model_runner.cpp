@@ -37,35 +37,41 @@ CacheCost measured_cost(const model::Model& model) {
   return {one_step - std::min(one_step, step_bytes), per_token, n_step};
 }
 
+/// The same of what the prefix cache keeps of a sequence.
+prefix::StateSize measured_state(const model::Model& model) {
+  cache::ModelCache cache = model.make_cache();
+  model.forward(std::vector<TokenId>{0}, cache, model::LogitRows::kLast);
+  return prefix::state_size(cache);
+}
+
 }  // namespace
 
-ModelRunner::ModelRunner(std::unique_ptr<model::Model> model, std::unique_ptr<PrefixStore> store)
-    : model_(std::move(model)), store_(std::move(store)), cost_(measured_cost(*model_)) {}
+ModelRunner::ModelRunner(std::unique_ptr<model::Model> model, const prefix::StoreOptions& options)
+    : model_(std::move(model)),
+      store_([model = model_.get()] { return model->make_cache(); }, measured_state(*model_), options),
+      cost_(measured_cost(*model_)) {}
 
-const cache::ModelCache& ModelRunner::cache(SequenceId sequence) const {
-  const auto found = caches_.find(sequence);
-  if (found == caches_.end()) {
+const ModelRunner::Sequence& ModelRunner::at(SequenceId sequence) const {
+  const auto found = sequences_.find(sequence);
+  if (found == sequences_.end()) {
     throw std::invalid_argument("[engine.ModelRunner] sequence " + std::to_string(sequence) + " is unknown");
   }
   return found->second;
 }
 
-cache::ModelCache& ModelRunner::cache(SequenceId sequence) {
-  return const_cast<cache::ModelCache&>(std::as_const(*this).cache(sequence));
+ModelRunner::Sequence& ModelRunner::at(SequenceId sequence) {
+  return const_cast<Sequence&>(std::as_const(*this).at(sequence));
 }
 
-int ModelRunner::create(SequenceId sequence, std::span<const TokenId> tokens, std::size_t max_cache_bytes) {
-  std::optional<PrefixStore::Restored> restored = store_->take(tokens);
-  if (restored && restored->cache.size_bytes() > max_cache_bytes) {
-    const auto n_held = static_cast<std::size_t>(restored->cache.offset());
-    store_->give({tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(n_held)}, std::move(restored->cache));
-    restored.reset();
+int ModelRunner::create(const NewSequence& sequence) {
+  if (sequences_.contains(sequence.id)) {
+    throw std::invalid_argument("[engine.ModelRunner] sequence " + std::to_string(sequence.id) + " exists already");
   }
-  const auto [place, is_new] = caches_.emplace(sequence, restored ? std::move(restored->cache) : model_->make_cache());
-  if (!is_new) {
-    throw std::invalid_argument("[engine.ModelRunner] sequence " + std::to_string(sequence) + " exists already");
-  }
-  return place->second.offset();
+  prefix::Lease lease;
+  cache::ModelCache cache =
+      store_.begin(lease, {sequence.tokens, sequence.n_prompt, sequence.turn_ends, sequence.max_cache_bytes});
+  const auto place = sequences_.emplace(sequence.id, Sequence{std::move(cache), std::move(lease)}).first;
+  return place->second.cache.offset();
 }
 
 /// The logits that are wanted, [n, V] float32, in the slices' order. Lazy.
@@ -73,7 +79,7 @@ mx::array ModelRunner::forward(std::span<const Slice> slices) {
   std::vector<model::SequenceTokens> sequences;
   for (const Slice& slice : slices) {
     const auto rows = slice.wants_logits ? model::LogitRows::kLast : model::LogitRows::kNone;
-    sequences.push_back({slice.tokens, &cache(slice.sequence), rows});
+    sequences.push_back({slice.tokens, &at(slice.sequence).cache, rows});
   }
   return mx::contiguous(mx::astype(model_->forward(sequences), mx::float32));
 }
@@ -83,21 +89,22 @@ std::vector<std::span<float>> ModelRunner::run(std::span<const Slice> slices) {
   for (const Slice& slice : slices) offsets.push_back(offset(slice.sequence));
   std::optional<mx::array> logits;
   try {
+    for (const Slice& slice : slices) {
+      Sequence& sequence = at(slice.sequence);
+      store_.prepare(sequence.lease, sequence.cache, slice.tokens);
+    }
     logits = forward(slices);
     mx::eval(*logits);
     for (const Slice& slice : slices) {
-      if (!slice.wants_logits) cache(slice.sequence).materialize();  // its logits are never computed
+      if (!slice.wants_logits) at(slice.sequence).cache.materialize();  // its logits are never computed
     }
   } catch (...) {
     const bool is_built = logits.has_value();
     logits.reset();
-    for (std::size_t i = 0; i < slices.size(); ++i) {
-      cache::ModelCache& own = cache(slices[i].sequence);
-      // What was only planned is undone. What failed while it was computed may be in the arrays.
-      if (is_built || offsets[i] == 0 || !own.rewind(offsets[i])) own.free();
-    }
+    undo(slices, offsets, is_built);
     throw;
   }
+  for (const Slice& slice : slices) store_.record(at(slice.sequence).lease, at(slice.sequence).cache);
   rows_.resize(slices.size());
   std::vector<std::span<float>> rows(slices.size());
   const float* next = logits->data<float>();
@@ -111,17 +118,28 @@ std::vector<std::span<float>> ModelRunner::run(std::span<const Slice> slices) {
   return rows;
 }
 
+/// What was only planned is undone. What failed while it was computed may be in the arrays.
+void ModelRunner::undo(std::span<const Slice> slices, const std::vector<int>& offsets, bool is_built) {
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    Sequence& sequence = at(slices[i].sequence);
+    store_.cancel_pass(sequence.lease, sequence.cache);
+    if (is_built || offsets[i] == 0 || !sequence.cache.rewind(offsets[i])) sequence.cache.free();
+  }
+}
+
 int ModelRunner::offset(SequenceId sequence) const {
-  return cache(sequence).offset();
+  return at(sequence).cache.offset();
 }
 
 std::size_t ModelRunner::cache_bytes(SequenceId sequence) const {
-  return cache(sequence).size_bytes();
+  return at(sequence).cache.size_bytes();
 }
 
-void ModelRunner::retire(SequenceId sequence, std::vector<TokenId> tokens) {
-  auto node = caches_.extract(sequence);
-  if (node) store_->give(std::move(tokens), std::move(node.mapped()));
+void ModelRunner::retire(SequenceId sequence) noexcept {
+  const auto found = sequences_.find(sequence);
+  if (found == sequences_.end()) return;
+  store_.end(found->second.lease, found->second.cache);
+  sequences_.erase(found);
 }
 
 std::unique_ptr<Service> make_service(model::LoadedModel loaded, const ServiceOptions& options) {
@@ -130,7 +148,7 @@ std::unique_ptr<Service> make_service(model::LoadedModel loaded, const ServiceOp
   const mx::Device device = mx::default_device();
   const auto make_runner = [model, device, n_bytes = options.prefix_cache_bytes] {
     mx::set_default_device(device);
-    return std::make_unique<ModelRunner>(std::move(*model), std::make_unique<KeptCaches>(n_bytes));
+    return std::make_unique<ModelRunner>(std::move(*model), prefix::StoreOptions{.max_bytes = n_bytes});
   };
   return make_service(make_runner, std::move(loaded.tokenizer), options);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
-// The scheduler's StepRunner over a model: a ModelCache for each sequence, a PrefixStore for those that ended.
+// The scheduler's StepRunner over a model: a ModelCache for each sequence, and a prefix::Store of what any of them has
+// computed.
 //
 // Threads: one, which owns MLX's work; the model's weights are evaluated. Ownership: owns model and store.
 
@@ -13,36 +14,46 @@
 #include <vector>
 
 #include "memoir/cache/cache.h"
-#include "memoir/engine/prefix_store.h"
 #include "memoir/engine/step_runner.h"
 #include "memoir/model/model.h"
+#include "memoir/prefix/store.h"
 
 namespace memoir::engine {
 
 class ModelRunner : public StepRunner {
  public:
-  ModelRunner(std::unique_ptr<model::Model> model, std::unique_ptr<PrefixStore> store);
+  explicit ModelRunner(std::unique_ptr<model::Model> model, const prefix::StoreOptions& options = {});
 
   int n_vocab() const override { return model_->config().vocab_size; }
   int context() const override { return model_->context(); }
   CacheCost cost() const override { return cost_; }
-  int create(SequenceId sequence, std::span<const TokenId> tokens, std::size_t max_cache_bytes) override;
+  int create(const NewSequence& sequence) override;
   std::vector<std::span<float>> run(std::span<const Slice> slices) override;
   int offset(SequenceId sequence) const override;
   std::size_t cache_bytes(SequenceId sequence) const override;
-  void retire(SequenceId sequence, std::vector<TokenId> tokens) override;
-  void drop(SequenceId sequence) noexcept override { caches_.erase(sequence); }
-  std::size_t kept_bytes() const override { return store_->bytes(); }
+  void retire(SequenceId sequence) noexcept override;
+  void drop(SequenceId sequence) noexcept override { sequences_.erase(sequence); }
+  std::size_t kept_bytes() const override { return store_.size_bytes(); }
+  std::string kept_report() override { return store_.report().dump(); }
+  void clear_kept() override { store_.clear(); }
+
+  prefix::Store& store() { return store_; }
 
  private:
-  const cache::ModelCache& cache(SequenceId sequence) const;
-  cache::ModelCache& cache(SequenceId sequence);
+  struct Sequence {
+    cache::ModelCache cache;
+    prefix::Lease lease;
+  };
+
+  const Sequence& at(SequenceId sequence) const;
+  Sequence& at(SequenceId sequence);
+  void undo(std::span<const Slice> slices, const std::vector<int>& offsets, bool is_built);
   mlx::core::array forward(std::span<const Slice> slices);
 
   std::unique_ptr<model::Model> model_;
-  std::unique_ptr<PrefixStore> store_;
+  prefix::Store store_;
   CacheCost cost_;
-  std::map<SequenceId, cache::ModelCache> caches_;
+  std::map<SequenceId, Sequence> sequences_;
   std::vector<std::vector<float>> rows_;  // what run() returned last
 };
 

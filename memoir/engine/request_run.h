@@ -33,6 +33,8 @@ class RequestRun {
 
   /// The prompt and what was generated.
   const std::vector<TokenId>& tokens() const { return tokens_; }
+  int n_prompt() const { return counts_.prompt_tokens; }
+  const std::vector<int>& turn_ends() const { return request_.turn_ends; }
   int priority() const { return request_.priority; }
   const std::optional<Clock::time_point>& deadline() const { return request_.deadline; }
   const Counts& counts() const { return counts_; }

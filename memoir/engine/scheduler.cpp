@@ -69,6 +69,8 @@ class Engine {
   bool is_idle() const { return jobs_.empty(); }
   const Report& report() const { return report_; }
 
+  StepRunner& runner() { return runner_; }
+
   void add(RequestId id, std::unique_ptr<RequestRun> run);
   void cancel(RequestId id) { finish(id, FinishReason::kCancelled); }
   void cancel_all();
@@ -148,7 +150,7 @@ std::optional<Planner::Restored> Engine::start(RequestId id, std::size_t max_cac
   Job& job = jobs_.at(id);
   RequestRun& run = *job.run;
   try {
-    const int n_cached = runner_.create(id, run.tokens(), max_cache_bytes);
+    const int n_cached = runner_.create({id, run.tokens(), run.n_prompt(), run.turn_ends(), max_cache_bytes});
     job.has_sequence = true;
     const bool is_first = !run.is_started();
     run.start(n_cached, Clock::now());
@@ -211,14 +213,7 @@ void Engine::hand_out(const StepPlan::Slice& slice, std::span<float> row) {
 
 /// The cache may be kept: for later requests, and for this one if it goes on.
 void Engine::retire(RequestId id, Job& job) {
-  if (!std::exchange(job.has_sequence, false)) return;
-  try {
-    std::vector<TokenId> tokens = job.run->tokens();
-    tokens.resize(static_cast<std::size_t>(runner_.offset(id)));
-    runner_.retire(id, std::move(tokens));
-  } catch (...) {
-    runner_.drop(id);  // what can't be kept is computed again
-  }
+  if (std::exchange(job.has_sequence, false)) runner_.retire(id);
 }
 
 void Engine::drop(RequestId id, Job& job) {
@@ -266,6 +261,8 @@ class Scheduler final : public Service {
   std::variant<RequestId, Refusal> submit(Request request) override;
   void cancel(RequestId id) override;
   ServiceStats stats() const override;
+  std::string prefix_cache_report() override;
+  void clear_prefix_cache() override;
   void drain(Clock::time_point deadline) override;
 
  private:
@@ -273,10 +270,11 @@ class Scheduler final : public Service {
   struct Mail {
     std::vector<std::pair<RequestId, std::unique_ptr<RequestRun>>> requests;
     std::vector<RequestId> cancels;
+    std::vector<std::function<void(StepRunner&)>> calls;
     bool cancels_all = false;
     bool stops = false;
 
-    bool is_empty() const { return requests.empty() && cancels.empty() && !cancels_all && !stops; }
+    bool is_empty() const { return requests.empty() && cancels.empty() && calls.empty() && !cancels_all && !stops; }
   };
 
   void work(const MakeRunner& make_runner, std::promise<RequestRun::Limits>& ready);
@@ -286,6 +284,8 @@ class Scheduler final : public Service {
   PlannerOptions planner_options(const StepRunner& runner) const;
   std::optional<Refusal> refusal() const;
   void count_end(const Event& last, const Engine::Report& report);
+  template <class Answer>
+  Answer ask(std::function<Answer(StepRunner&)> question);
 
   const ServiceOptions options_;
   const std::optional<text::Tokenizer> tokenizer_;
@@ -358,6 +358,7 @@ void Scheduler::serve(Engine& engine) {
     for (auto& [id, run] : mail.requests) engine.add(id, std::move(run));
     for (const RequestId id : mail.cancels) engine.cancel(id);
     if (mail.cancels_all) engine.cancel_all();
+    for (const auto& call : mail.calls) call(engine.runner());
     if (mail.stops) return;
     if (!engine.is_idle()) engine.step();
     const std::lock_guard lock(mutex_);
@@ -451,6 +452,27 @@ ServiceStats Scheduler::stats() const {
   stats.cache_bytes = report_.cache_bytes;
   stats.prefix_cache_bytes = report_.prefix_cache_bytes;
   return stats;
+}
+
+/// Asked between two steps, on the engine's thread.
+template <class Answer>
+Answer Scheduler::ask(std::function<Answer(StepRunner&)> question) {
+  auto task = std::make_shared<std::packaged_task<Answer(StepRunner&)>>(std::move(question));
+  std::future<Answer> answer = task->get_future();
+  {
+    const std::lock_guard lock(mutex_);
+    mail_.calls.emplace_back([task](StepRunner& runner) { (*task)(runner); });
+  }
+  has_mail_.notify_one();
+  return answer.get();
+}
+
+std::string Scheduler::prefix_cache_report() {
+  return ask<std::string>([](StepRunner& runner) { return runner.kept_report(); });
+}
+
+void Scheduler::clear_prefix_cache() {
+  ask<void>([](StepRunner& runner) { runner.clear_kept(); });
 }
 
 void Scheduler::drain(Clock::time_point deadline) {

@@ -125,6 +125,13 @@ class Service {
 
   virtual ServiceStats stats() const = 0;
 
+  /// What is kept for later requests: a JSON object (docs/prefix-cache.md), "{}" if nothing ever is. Waits for the step
+  /// under way; not for on_event to call, as it would wait for itself.
+  virtual std::string prefix_cache_report() { return "{}"; }
+
+  /// Drops what is kept for later requests and not used by one that runs. Waits as prefix_cache_report().
+  virtual void clear_prefix_cache() {}
+
   /// No new requests; returns when all accepted ones have ended, or at the deadline, when those left are cancelled.
   virtual void drain(std::chrono::steady_clock::time_point deadline) = 0;
 };

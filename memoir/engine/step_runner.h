@@ -7,7 +7,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "memoir/base/types.h"
@@ -26,6 +28,15 @@ class StepRunner {
     bool wants_logits;                // of the last token
   };
 
+  /// A sequence that begins, or goes on without the cache that it had.
+  struct NewSequence {
+    SequenceId id;
+    std::span<const TokenId> tokens;      // known of it: the prompt, and what was generated; at least one
+    int n_prompt;                         // of them, >= 1
+    std::span<const int> turn_ends = {};  // offsets in the prompt where a turn of a chat ends
+    std::size_t max_cache_bytes = std::numeric_limits<std::size_t>::max();  // what its cache may take now
+  };
+
   virtual ~StepRunner() = default;
 
   // Constant.
@@ -33,9 +44,9 @@ class StepRunner {
   virtual int context() const = 0;  // the most tokens of a sequence
   virtual CacheCost cost() const = 0;
 
-  /// Begins a sequence for these tokens: with what is kept of them from earlier ones, or empty. Returns its offset, at
-  /// most tokens.size() - 1. max_cache_bytes: what the cache may take now.
-  virtual int create(SequenceId sequence, std::span<const TokenId> tokens, std::size_t max_cache_bytes) = 0;
+  /// Begins a sequence: with what is kept of its tokens from others, or empty. Returns its offset, at most
+  /// tokens.size() - 1.
+  virtual int create(const NewSequence& sequence) = 0;
 
   /// Runs all slices, each of another sequence. Returns for each a row of V logits, empty where none were wanted; rows
   /// belong to the runner, may be written to, and live until the next call of run().
@@ -46,15 +57,20 @@ class StepRunner {
   virtual int offset(SequenceId sequence) const = 0;
   virtual std::size_t cache_bytes(SequenceId sequence) const = 0;
 
-  /// Ends the sequence and may keep its cache for later ones. tokens: those in the cache, offset() of them.
-  /// On a throw the sequence is dropped.
-  virtual void retire(SequenceId sequence, std::vector<TokenId> tokens) = 0;
+  /// Ends the sequence, if there is one, and may keep what it has computed for later ones.
+  virtual void retire(SequenceId sequence) noexcept = 0;
 
-  /// Ends the sequence, if there is one, and keeps nothing.
+  /// Ends the sequence, if there is one, and keeps nothing more of it than is kept already.
   virtual void drop(SequenceId sequence) noexcept = 0;
 
   /// Bytes kept for later sequences.
   virtual std::size_t kept_bytes() const = 0;
+
+  /// What is kept, as a JSON object.
+  virtual std::string kept_report() = 0;
+
+  /// Drops what is kept and not used by a sequence.
+  virtual void clear_kept() = 0;
 };
 
 }  // namespace memoir::engine
