@@ -219,6 +219,29 @@ TEST(CacheList, TellsOfRowsCopiedOutByAChild) {
   EXPECT_EQ(n_copied, snapshot->size_bytes() - n_before);
 }
 
+TEST(CacheList, ItsRowsAreQuantizedBesideItsStates) {
+  const Tokens tokens = range(1, 9);
+  std::vector<std::unique_ptr<LayerCache>> children;
+  auto states = std::make_unique<RecurrentCache>(kShape);
+  feed(*states, tokens, 8);
+  children.push_back(std::move(states));
+  children.push_back(make_kv_cache({}));
+  const mx::array rows = mx::random::normal({1, 2, 8, 64}, mx::float32, mx::random::key(1));
+  dynamic_cast<KVCache&>(*children[1]).update(rows, rows);
+  std::vector<std::unique_ptr<LayerCache>> layers;
+  layers.push_back(std::make_unique<CacheList>(std::move(children)));
+  ModelCache cache(std::move(layers));
+  EXPECT_THROW(cache.to_quantized({8, 48}), std::invalid_argument);
+  EXPECT_EQ(cache.to_quantized({8, 64}), 1);
+  auto& list = dynamic_cast<CacheList&>(cache.layer(0));
+  EXPECT_EQ(list.child(1).kind(), "QuantizedKVCache");
+  expect_holds(list.child<RecurrentCache>(0), prefix(tokens, 8));
+  const std::vector<mx::array> parts = mx::quantize(rows, 64, 8);
+  const mx::array expected = mx::dequantize(parts[0], parts[1], parts[2], 64, 8);
+  EXPECT_TRUE(mx::allclose(list.child<KVCache>(1).view()->key_rows(), expected, 1e-5, 1e-5).item<bool>());
+  EXPECT_EQ(cache.to_quantized({8, 64}), 0);
+}
+
 TEST(CacheList, RefusesWhatDoesNotFit) {
   std::vector<std::unique_ptr<LayerCache>> none(2);
   expect_refused([&] { CacheList list(std::move(none)); }, "no child has a cache");

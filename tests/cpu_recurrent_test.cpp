@@ -57,7 +57,8 @@ struct Result {
 };
 
 // Calls `call(begin, n_tokens, states, y)` for each part of a split, and puts outputs and captured states together.
-// y_width: floats of one token's outputs. updates_in_place: final may be initial.
+// y_width: floats of one token's outputs. All parts
+// but the first update the state in place.
 struct Split {
   Sizes sizes;
   std::size_t y_width;
@@ -65,7 +66,6 @@ struct Split {
   const Floats* initial;
   const std::vector<TokenSpan>* spans;
   const std::vector<int>* capture;
-  bool updates_in_place;
 
   template <typename Call>
   Result run(const std::vector<int>& parts, const Call& call) const {
@@ -89,7 +89,7 @@ struct Split {
       for (Floats& floats : captured) pointers.push_back(floats.data());
       StateArgs states;
       states.initial = before;
-      if (updates_in_place && before) {
+      if (begin > 0) {
         after.assign(before, before + n_state);
         states.initial = after.data();
       }
@@ -208,7 +208,7 @@ struct DeltaCase {
   std::size_t n_state() const { return product({sizes.n_sequences, Hv, Dv, Dk}); }
 
   Result run(const std::vector<int>& parts) const {
-    const Split split{sizes, product({Hv, Dv}), n_state(), &state, &spans, &capture, true};
+    const Split split{sizes, product({Hv, Dv}), n_state(), &state, &spans, &capture};
     return split.run(parts, [&](int begin, int n_tokens, const StateArgs& states, float* y) {
       GatedDeltaArgs args;
       args.n_sequences = sizes.n_sequences;
@@ -399,7 +399,7 @@ struct ScanCase {
   }
 
   Result run(const std::vector<int>& parts) const {
-    const Split split{sizes, product({H, P}), n_state(), &state, &spans, &capture, true};
+    const Split split{sizes, product({H, P}), n_state(), &state, &spans, &capture};
     return split.run(parts, [&](int begin, int n_tokens, const StateArgs& states, float* y) {
       const int T = sizes.n_tokens;
       SelectiveScanArgs args;
@@ -544,7 +544,7 @@ struct ConvolutionCase {
   }
 
   Result run(const std::vector<int>& parts) const {
-    const Split split{sizes, product({C}), n_state(), &state, &spans, &capture, false};
+    const Split split{sizes, product({C}), n_state(), &state, &spans, &capture};
     return split.run(parts, [&](int begin, int n_tokens, const StateArgs& states, float* y) {
       ShortConvolutionArgs args;
       args.n_sequences = sizes.n_sequences;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "memoir/base/error.h"
+#include "memoir/cache/composite.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/session.h"
 #include "memoir/kernels/device.h"
@@ -259,16 +260,22 @@ TEST_P(Family, SnapshotsAtThreeOffsetsRestoredElsewhereGoOnWithTheSameBits) {
   }
 }
 
-// Where the keys and values of each layer that has some lie.
-std::vector<const void*> cache_memory(const engine::Session& session, int n_layers) {
-  std::vector<const void*> memory;
-  for (int i = 0; i < n_layers; ++i) {
-    const auto* cache = dynamic_cast<const cache::AttentionCache*>(session.cache().find(static_cast<std::size_t>(i)));
-    if (!cache) continue;
-    const cache::History history = *cache->view();
+// Where the keys and values, or the states, of a layer lie.
+void add_memory(const cache::LayerCache* cache, std::vector<const void*>& memory) {
+  if (const auto* list = dynamic_cast<const cache::CacheList*>(cache)) {
+    for (std::size_t i = 0; i < list->n_children(); ++i) add_memory(list->find(i), memory);
+  } else if (const auto* attention = dynamic_cast<const cache::AttentionCache*>(cache)) {
+    const cache::History history = *attention->view();
     memory.push_back(history.keys.data.data<void>());
     memory.push_back(history.values.data.data<void>());
+  } else if (cache) {
+    for (const mx::array& state : cache->state()) memory.push_back(state.data<void>());
   }
+}
+
+std::vector<const void*> cache_memory(const cache::ModelCache& cache) {
+  std::vector<const void*> memory;
+  for (std::size_t i = 0; i < cache.n_layers(); ++i) add_memory(cache.find(i), memory);
   return memory;
 }
 
@@ -276,14 +283,14 @@ std::vector<const void*> cache_memory(const engine::Session& session, int n_laye
 // prompt it makes rings smaller.
 TEST_P(Family, ADecodeStepCopiesNoCache) {
   const model::LoadedModel loaded = model::load_model(test::data(GetParam()));
-  const int n_layers = loaded.model->config().n_layers;
   engine::Session session(*loaded.model);
   mx::eval(session.forward(some_tokens(300, loaded.model->config().vocab_size), model::LogitRows::kLast));
   std::vector<const void*> memory;
   for (int step = 0; step < 6; ++step) {
     mx::eval(session.forward(std::vector<TokenId>{7}, model::LogitRows::kLast));
+    session.cache().materialize();
     mx::synchronize();
-    const std::vector<const void*> now = cache_memory(session, n_layers);
+    const std::vector<const void*> now = cache_memory(session.cache());
     if (step > 0) {
       EXPECT_EQ(now, memory) << "step " << step;
     }

@@ -1,4 +1,5 @@
 #include "memoir/cache/cache.h"
+#include "memoir/cache/composite.h"
 #include "memoir/cache/recurrent.h"
 
 #include <algorithm>
@@ -135,8 +136,11 @@ int ModelCache::to_quantized(const KVQuantization& quantization, int min_offset)
   std::vector<std::unique_ptr<LayerCache>> replacements(layers_.size());
   int n_replaced = 0;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const auto* attention = dynamic_cast<const AttentionCache*>(layers_[i].get());
-    if (attention) replacements[i] = attention->to_quantized(quantization);
+    if (const auto* attention = dynamic_cast<const AttentionCache*>(layers_[i].get())) {
+      replacements[i] = attention->to_quantized(quantization);
+    } else if (const auto* list = dynamic_cast<const CacheList*>(layers_[i].get())) {
+      replacements[i] = list->to_quantized(quantization);
+    }
   }
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     if (!replacements[i]) continue;

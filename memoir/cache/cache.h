@@ -205,8 +205,8 @@ class ModelCache {
   /// Evaluates the buffers of all layers.
   void materialize() const;
 
-  /// Replaces every dense attention layer by its quantized kind, once offset() is at least min_offset (mlx-lm's
-  /// quantized_kv_start). Returns the number of layers replaced; references to them are void then.
+  /// Replaces every dense attention layer, also inside a list, by its quantized kind, once offset() is at least
+  /// min_offset (mlx-lm's quantized_kv_start). Returns the number of layers replaced; references to them are void then.
   /// Throws std::invalid_argument, nothing replaced, where AttentionCache::to_quantized does, or a transaction is open.
   int to_quantized(const KVQuantization& quantization, int min_offset = 0);
 

@@ -130,6 +130,26 @@ void CacheList::forward_hook(LayerCache& child) {
   });
 }
 
+std::unique_ptr<CacheList> CacheList::to_quantized(const KVQuantization& quantization) const {
+  std::vector<std::unique_ptr<LayerCache>> changed(children_.size());
+  bool has_changed = false;
+  for (std::size_t i = 0; i < children_.size(); ++i) {
+    if (const auto* attention = dynamic_cast<const AttentionCache*>(children_[i].get())) {
+      changed[i] = attention->to_quantized(quantization);
+    } else if (const auto* list = dynamic_cast<const CacheList*>(children_[i].get())) {
+      changed[i] = list->to_quantized(quantization);
+    }
+    has_changed = has_changed || changed[i];
+  }
+  if (!has_changed) return nullptr;
+  for (std::size_t i = 0; i < children_.size(); ++i) {
+    if (!changed[i] && children_[i]) changed[i] = children_[i]->copy();
+  }
+  auto list = std::make_unique<CacheList>(std::move(changed));
+  list->on_snapshot_copied(snapshot_copied_);
+  return list;
+}
+
 int CacheList::offset() const {
   int offset = std::numeric_limits<int>::max();
   for (const auto& child : children_) {

@@ -42,6 +42,10 @@ class CacheList final : public LayerCache {
   /// The children, for another list to be made of.
   std::vector<std::unique_ptr<LayerCache>> release() && { return std::move(children_); }
 
+  /// A list with attention children as AttentionCache::to_quantized makes them, copies of the others, and this one's
+  /// hook; null if no child changes. Throws as that does.
+  std::unique_ptr<CacheList> to_quantized(const KVQuantization& quantization) const;
+
   std::string_view kind() const override { return "CacheList"; }
 
   /// The smallest of the children's, should a failed forward have left them apart.

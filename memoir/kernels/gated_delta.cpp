@@ -56,10 +56,11 @@ class GatedDeltaPrimitive : public RecurrentPrimitive {
     args.scale = scale_;
     args.y = allocate(outputs[0]);
     args.prepared = temporary(cpu::prepared_floats(args));
-    queue_with(states_of(has_state_ ? &next() : nullptr, outputs), [args](const cpu::StateArgs& states) mutable {
-      args.states = states;
-      cpu::gated_delta(args);
-    });
+    queue_with(states_of(has_state_ ? &next() : nullptr, inputs, outputs),
+               [args](const cpu::StateArgs& states) mutable {
+                 args.states = states;
+                 cpu::gated_delta(args);
+               });
   }
 
  private:

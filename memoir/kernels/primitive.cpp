@@ -108,17 +108,24 @@ float* CpuPrimitive::allocate(mx::array& output) {
   return output.data<float>();
 }
 
-void CpuPrimitive::take_over(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  // Each of several outputs holds handles on the inputs of its own, which MLX lets go only after the evaluation: they
-  // would make every input look as if it were in use elsewhere.
+void CpuPrimitive::release_inputs(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  // MLX lets these handles go only after the evaluation.
   for (mx::array& output : outputs) {
     if (&output.inputs() != &inputs) output.inputs().clear();
   }
+}
+
+bool CpuPrimitive::is_takeable(const mx::array& input) {
+  return input.is_donatable() && input.flags().row_contiguous;
+}
+
+void CpuPrimitive::take_over(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  release_inputs(inputs, outputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) take_over_one(inputs[i], outputs[i]);
 }
 
 void CpuPrimitive::take_over_one(const mx::array& input, mx::array& output) {
-  if (input.is_donatable() && input.flags().row_contiguous) {
+  if (is_takeable(input)) {
     output.copy_shared_buffer(input);
     return;
   }

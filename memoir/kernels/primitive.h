@@ -37,6 +37,13 @@ class CpuPrimitive : public mlx::core::Primitive {
   /// done.
   void take_over(const std::vector<mlx::core::array>& inputs, std::vector<mlx::core::array>& outputs);
 
+  /// For take_over() and its like, in an operation of several outputs: lets go the handles on its inputs that each of
+  /// the other outputs holds, without which an input would look as if it were in use elsewhere.
+  static void release_inputs(const std::vector<mlx::core::array>& inputs, std::vector<mlx::core::array>& outputs);
+
+  /// Whether nothing else refers to the input's memory, which holds it in row-major order.
+  static bool is_takeable(const mlx::core::array& input);
+
   /// Scratch of n floats for what is queued next.
   float* temporary(std::size_t n_floats);
 

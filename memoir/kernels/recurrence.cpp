@@ -82,10 +82,18 @@ cpu::TokenRows RecurrentPrimitive::token_rows(const mx::array& x) {
   return {static_cast<const float*>(rows.data), rows.strides[0], rows.strides[1], x.ndim() == 4 ? rows.strides[2] : 0};
 }
 
-RecurrentPrimitive::States RecurrentPrimitive::states_of(const mx::array* initial, std::vector<mx::array>& outputs) {
+RecurrentPrimitive::States RecurrentPrimitive::states_of(const mx::array* initial, const std::vector<mx::array>& inputs,
+                                                         std::vector<mx::array>& outputs) {
   States states;
-  if (initial) states.args.initial = floats_of(*initial);
-  states.args.final = allocate(outputs[1]);
+  release_inputs(inputs, outputs);
+  if (initial && is_takeable(*initial)) {
+    outputs[1].copy_shared_buffer(*initial);
+    states.args.final = outputs[1].data<float>();
+    states.args.initial = states.args.final;
+  } else {
+    if (initial) states.args.initial = floats_of(*initial);
+    states.args.final = allocate(outputs[1]);
+  }
   for (std::size_t i = 2; i < outputs.size(); ++i) states.captured.push_back(allocate(outputs[i]));
   return states;
 }

@@ -4,7 +4,7 @@
 //
 // Each takes B sequences of T tokens and the state before them, and returns outputs and the state after them. On the
 // CPU a state's bits depend on the tokens alone: the same for one call, for any split into several, alone or in a
-// batch. (On a GPU MLX's kernels choose by shape.)
+// batch, and a state that nothing else holds is updated in place. (On a GPU MLX's kernels choose by shape.)
 
 #include <mlx/array.h>
 

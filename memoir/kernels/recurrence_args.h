@@ -39,13 +39,14 @@ class RecurrentPrimitive : public CpuPrimitive {
   /// Where the elements of x [B, T, D] or [B, T, H, D] lie.
   cpu::TokenRows token_rows(const mlx::core::array& x);
 
-  /// The states to read and write, for queue_with(). The outputs are fresh memory: MLX hands an input's memory on to an
-  /// operation of one output alone.
+  /// The states to read and write, for queue_with(). The new state lies in the memory of the initial one, if nothing
+  /// else refers to that; the other outputs are fresh memory.
   struct States {
     cpu::StateArgs args;
     std::vector<float*> captured;
   };
-  States states_of(const mlx::core::array* initial, std::vector<mlx::core::array>& outputs);
+  States states_of(const mlx::core::array* initial, const std::vector<mlx::core::array>& inputs,
+                   std::vector<mlx::core::array>& outputs);
 
   /// Queues work(states), the operation's steps and spans among them.
   template <typename Work>

@@ -61,10 +61,11 @@ class SelectiveScanPrimitive : public RecurrentPrimitive {
     }
     args.y = allocate(outputs[0]);
     if (!args.is_diagonal) args.prepared = temporary(cpu::prepared_floats(args));
-    queue_with(states_of(has_state_ ? &next() : nullptr, outputs), [args](const cpu::StateArgs& states) mutable {
-      args.states = states;
-      cpu::selective_scan(args);
-    });
+    queue_with(states_of(has_state_ ? &next() : nullptr, inputs, outputs),
+               [args](const cpu::StateArgs& states) mutable {
+                 args.states = states;
+                 cpu::selective_scan(args);
+               });
   }
 
  private:

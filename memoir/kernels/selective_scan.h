@@ -37,8 +37,8 @@ struct SelectiveScan {
 };
 
 /// Which of the two: by the axes of x. Returns y of x's shape and type and float32 states. Lazy. On the CPU inputs are
-/// read where they lie if their last axis does so side by side, and a state that nothing else holds is updated in
-/// place. Throws std::invalid_argument if shapes, types or options don't fit.
+/// read where they lie if their last axis does so side by side. Throws std::invalid_argument if shapes, types or
+/// options don't fit.
 Recurrence selective_scan(const SelectiveScan& input, const RecurrenceOptions& options = {});
 
 }  // namespace memoir::kernels

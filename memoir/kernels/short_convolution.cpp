@@ -42,7 +42,7 @@ class ShortConvolutionPrimitive : public RecurrentPrimitive {
     if (has_bias_) args.bias = floats_of(next());
     args.has_silu = has_silu_;
     args.y = allocate(outputs[0]);
-    queue_with(states_of(has_tail_ ? &next() : nullptr, outputs), [args](const cpu::StateArgs& states) mutable {
+    queue_with(states_of(has_tail_ ? &next() : nullptr, inputs, outputs), [args](const cpu::StateArgs& states) mutable {
       args.states = states;
       cpu::short_convolution(args);
     });

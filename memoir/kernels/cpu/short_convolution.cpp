@@ -21,7 +21,8 @@ const float* input_row(const ShortConvolutionArgs& args, int sequence, int token
   return token >= begin ? args.x.at(sequence, token) : tail_row(args, sequence, begin - token);
 }
 
-// The inputs before token `end`, as the tail of what follows it.
+// The inputs before token `end`, as the tail of what follows it. Rows move to the front, one after the other: `tail`
+// may be the initial one.
 void copy_tail(const ShortConvolutionArgs& args, int sequence, int begin, int end, float* tail) {
   float* to = tail + static_cast<std::ptrdiff_t>(sequence) * (args.width - 1) * args.n_channels;
   for (int token = end - (args.width - 1); token < end; ++token, to += args.n_channels) {
@@ -61,11 +62,11 @@ void short_convolution(const ShortConvolutionArgs& args) {
   });
   for (int sequence = 0; sequence < args.n_sequences; ++sequence) {
     const TokenSpan span = args.states.span(sequence, args.n_tokens);
-    copy_tail(args, sequence, span.begin, span.end, args.states.final);
     for (int i = 0; i < args.states.n_captured; ++i) {
       const int end = std::clamp(args.states.steps[i], span.begin, span.end);
       copy_tail(args, sequence, span.begin, end, args.states.captured[i]);
     }
+    copy_tail(args, sequence, span.begin, span.end, args.states.final);
   }
 }
 

@@ -21,7 +21,7 @@ struct ShortConvolutionArgs {
   const float* weight = nullptr;  // [K, C]; the last row is multiplied with the newest input
   const float* bias = nullptr;    // [C] or null
   bool has_silu = false;
-  StateArgs states;    // [B, K - 1, C]: the newest inputs, oldest first; final must not be initial
+  StateArgs states;    // [B, K - 1, C]: the newest inputs, oldest first
   float* y = nullptr;  // [B, T, C]; zeros for padding
 };
 
