@@ -132,6 +132,19 @@ TEST(SchedulerOnATinyModel, ThirtyTwoRequestsGetTheTokensTheyGetAlone) {
   EXPECT_EQ(stats.cache_bytes, 0U);
 }
 
+// States that can't be rewound, in some layers and beside attention.
+TEST(SchedulerOnATinyModel, RequestsToHybridModelsGetTheTokensTheyGetAlone) {
+  const std::vector<Case> cases = mixed_cases(120, 100, 20);
+  for (const std::string name : {"falcon_h1", "qwen3_next"}) {
+    SCOPED_TRACE(name);
+    const std::vector<Tokens> expected = answers_alone(test::data(name), cases);
+    const ServiceStats stats =
+        run_and_compare(test::data(name), cases, expected,
+                        {.max_running = 8, .prefill_tokens_per_step = 48, .prefix_cache_bytes = std::size_t{1} << 24});
+    EXPECT_EQ(stats.n_submitted, 32U);
+  }
+}
+
 TEST(SchedulerOnATinyModel, ThePrefixCacheChangesNoToken) {
   const std::vector<Case> cases = mixed_cases(160, 200, 40);
   const std::vector<Tokens> expected = answers_alone(test::data("llama"), cases);
