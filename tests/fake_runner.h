@@ -60,6 +60,7 @@ struct FakeControl {
   engine::CacheCost cost{0, 1, 1};
   Tokens scripted;  // if not empty, what it says to every prompt
   bool keeps_caches = false;
+  bool shares_prompts = false;       // what a running sequence has computed serves others
   bool loses_caches = false;         // a step that fails
   bool fails_to_begin = false;       // for a prompt that begins with kPoison
   bool fails_on_poison = false;      // a step with kPoison among its tokens
@@ -93,15 +94,21 @@ class FakeRunner : public engine::StepRunner {
             static_cast<std::size_t>(sequence.n_prompt) <= tokens.size());
     if (control_.fails_to_begin && tokens[0] == kPoison) throw std::runtime_error("no room");
     Tokens& held = sequences_[sequence.id];
-    for (const Tokens& kept : kept_) {
-      const auto n_shared = std::mismatch(kept.begin(), kept.end(), tokens.begin(), tokens.end() - 1).first;
-      Tokens shared(kept.begin(), n_shared);
-      if (shared.size() > held.size() &&
-          control_.cost.bytes(static_cast<int>(shared.size())) <= sequence.max_cache_bytes) {
-        held = std::move(shared);
-      }
+    for (const auto& [id, other] : sequences_) {
+      if (control_.shares_prompts && id != sequence.id) offer(other, sequence, held);
     }
+    for (const Tokens& kept : kept_) offer(kept, sequence, held);
     control_.n_sequences = static_cast<int>(sequences_.size());
+    return static_cast<int>(held.size());
+  }
+
+  int catch_up(const NewSequence& sequence, int min_gain) override {
+    Tokens& held = sequences_.at(sequence.id);
+    Tokens better;
+    for (const auto& [id, other] : sequences_) {
+      if (control_.shares_prompts && id != sequence.id) offer(other, sequence, better);
+    }
+    if (better.size() >= held.size() + static_cast<std::size_t>(min_gain)) held = std::move(better);
     return static_cast<int>(held.size());
   }
 
@@ -142,6 +149,14 @@ class FakeRunner : public engine::StepRunner {
   void clear_kept() override { kept_.clear(); }
 
  private:
+  /// Takes over what the sequence shares with `other`, if that is more than it has.
+  void offer(const Tokens& other, const NewSequence& sequence, Tokens& held) const {
+    const auto end = sequence.tokens.end() - 1;
+    Tokens shared(other.begin(), std::mismatch(other.begin(), other.end(), sequence.tokens.begin(), end).first);
+    const std::size_t n_bytes = control_.cost.bytes(static_cast<int>(shared.size()));
+    if (shared.size() > held.size() && n_bytes <= sequence.max_cache_bytes) held = std::move(shared);
+  }
+
   void require(bool holds) const {
     if (!holds) ++control_.n_broken_rules;
   }

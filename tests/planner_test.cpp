@@ -119,6 +119,18 @@ TEST(Planner, CachedTokensAreNotComputed) {
   EXPECT_TRUE(plan.slices[0].completes_known);
 }
 
+TEST(Planner, ARequestThatWasMovedAheadComputesTheRest) {
+  Planner planner(options(2, 100));
+  planner.add({1, 250});
+  EXPECT_THROW(planner.move_ahead(1, 10), std::invalid_argument);  // it has no cache
+  EXPECT_EQ(slices_of(step(planner)), (Slices{{1, 100}}));
+  planner.move_ahead(1, 180);
+  EXPECT_EQ(planner.n_pending(1), 70);
+  EXPECT_EQ(slices_of(step(planner)), (Slices{{1, 70}}));
+  EXPECT_THROW(planner.move_ahead(1, 249), std::invalid_argument);
+  EXPECT_THROW(planner.move_ahead(1, 251), std::invalid_argument);
+}
+
 TEST(Planner, ARequestThatCannotBeStartedIsForgotten) {
   Planner planner(options(2, 100));
   planner.add({1, 10});

@@ -76,6 +76,7 @@ ServiceStats run_and_compare(std::unique_ptr<Service> service, const std::vector
     for (std::size_t i = first; i < cases.size(); i += 2) {
       Request request = test::request_for(cases[i].prompt, cases[i].max_tokens, listeners[i]);
       request.sampler = cases[i].sampler;
+      if (i % 3 == 0) request.turn_ends = {100};  // all that these prompts have in common
       auto id = std::make_shared<std::promise<RequestId>>();
       if (cases[i].cancel_after) {
         request.on_event = [&service, n_left = *cases[i].cancel_after, known = id->get_future().share(),
@@ -154,6 +155,22 @@ TEST(SchedulerOnATinyModel, ThePrefixCacheChangesNoToken) {
   EXPECT_GT(stats.n_cached_tokens, 0U);
   EXPECT_GT(stats.prefix_cache_bytes, 0U);
   EXPECT_LE(stats.prefix_cache_bytes, std::size_t{1} << 24);
+}
+
+// Rings, chunks, recurrent states and both sorts of layers at once; in plenty of room and in too little.
+TEST(SchedulerOnTinyModels, ThePrefixCacheChangesNoTokenWhateverTheLayersKeep) {
+  for (const char* const name : {"mistral", "gemma3", "llama4", "mamba2", "lfm2"}) {
+    SCOPED_TRACE(name);
+    const std::vector<Case> cases = mixed_cases(160, 200, 20);
+    const std::vector<Tokens> expected = answers_alone(test::data(name), cases);
+    for (const std::size_t n_kept : {std::size_t{1} << 26, std::size_t{300'000}}) {
+      const ServiceStats stats =
+          run_and_compare(test::data(name), cases, expected,
+                          {.max_running = 4, .prefill_tokens_per_step = 64, .prefix_cache_bytes = n_kept});
+      EXPECT_GT(stats.n_cached_tokens, 0U);
+      EXPECT_LE(stats.prefix_cache_bytes, n_kept);
+    }
+  }
 }
 
 TEST(SchedulerOnATinyModel, MakingRoomChangesNoToken) {

@@ -27,6 +27,7 @@ class RandomRun {
 
   void run() {
     control_.keeps_caches = number(0, 1) == 1;
+    control_.shares_prompts = number(0, 1) == 1;
     control_.fails_on_poison = true;
     control_.fails_to_begin = number(0, 1) == 1;
     control_.loses_caches = number(0, 1) == 1;

@@ -544,6 +544,40 @@ TEST_F(Scheduler, CachedTokensAreCounted) {
   EXPECT_GT(service_->stats().prefix_cache_bytes, 0U);
 }
 
+TEST_F(Scheduler, APromptCatchesUpWithOneThatBeginsAlike) {
+  control_.shares_prompts = true;
+  hold_first_step();
+  start({.prefill_tokens_per_step = 300});
+  send(counted(1, 9), 1);
+  gate_.await_arrival();  // it is in a step of its own
+  const Tokens first = counted(250);
+  Tokens second(first.begin(), first.begin() + 240);
+  for (int i = 0; i < 40; ++i) second.push_back(i % 7);
+  const auto one = send(first, 3);
+  const auto other = send(second, 3);
+  gate_.open();
+  one.listener->wait();
+  other.listener->wait();
+  // The first step has 300 tokens: all of the one, 50 of the other. Then the other goes on from 240.
+  EXPECT_EQ(other.listener->prefills, (std::vector<std::pair<int, int>>{{50, 280}, {280, 280}}));
+  EXPECT_EQ(one.listener->finished->counts.cached_tokens, 0);
+  EXPECT_EQ(other.listener->finished->counts.cached_tokens, 190);
+  EXPECT_EQ(one.listener->tokens, fake_answer(first, 3));
+  EXPECT_EQ(other.listener->tokens, fake_answer(second, 3));
+  EXPECT_EQ(service_->stats().n_cached_tokens, 190U);
+}
+
+TEST_F(Scheduler, TellsAndDropsWhatIsKept) {
+  control_.keeps_caches = true;
+  start();
+  EXPECT_EQ(service_->prefix_cache_report(), R"({"kept": 0})");  // nobody runs
+  answer(counted(20), 5);
+  EXPECT_EQ(service_->prefix_cache_report(), R"({"kept": 1})");
+  service_->clear_prefix_cache();
+  EXPECT_EQ(service_->prefix_cache_report(), R"({"kept": 0})");
+  EXPECT_EQ(answer(counted(20), 5)->finished->counts.cached_tokens, 0);
+}
+
 TEST_F(Scheduler, RefusesRequestsThatAreWrong) {
   control_.context = 50;
   start();

@@ -44,6 +44,10 @@ prefix::StateSize measured_state(const model::Model& model) {
   return prefix::state_size(cache);
 }
 
+prefix::KnownTokens known_tokens(const StepRunner::NewSequence& sequence) {
+  return {sequence.tokens, sequence.n_prompt, sequence.turn_ends, sequence.max_cache_bytes};
+}
+
 }  // namespace
 
 ModelRunner::ModelRunner(std::unique_ptr<model::Model> model, const prefix::StoreOptions& options)
@@ -68,10 +72,15 @@ int ModelRunner::create(const NewSequence& sequence) {
     throw std::invalid_argument("[engine.ModelRunner] sequence " + std::to_string(sequence.id) + " exists already");
   }
   prefix::Lease lease;
-  cache::ModelCache cache =
-      store_.begin(lease, {sequence.tokens, sequence.n_prompt, sequence.turn_ends, sequence.max_cache_bytes});
+  cache::ModelCache cache = store_.begin(lease, known_tokens(sequence));
   const auto place = sequences_.emplace(sequence.id, Sequence{std::move(cache), std::move(lease)}).first;
   return place->second.cache.offset();
+}
+
+int ModelRunner::catch_up(const NewSequence& sequence, int min_gain) {
+  Sequence& own = at(sequence.id);
+  store_.catch_up(own.lease, own.cache, known_tokens(sequence), min_gain);
+  return own.cache.offset();
 }
 
 /// The logits that are wanted, [n, V] float32, in the slices' order. Lazy.

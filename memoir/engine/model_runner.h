@@ -28,6 +28,7 @@ class ModelRunner : public StepRunner {
   int context() const override { return model_->context(); }
   CacheCost cost() const override { return cost_; }
   int create(const NewSequence& sequence) override;
+  int catch_up(const NewSequence& sequence, int min_gain) override;
   std::vector<std::span<float>> run(std::span<const Slice> slices) override;
   int offset(SequenceId sequence) const override;
   std::size_t cache_bytes(SequenceId sequence) const override;

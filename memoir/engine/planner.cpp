@@ -248,6 +248,16 @@ void Planner::set_cache_bytes(RequestId id, std::size_t n_bytes) {
   at(id).cache_bytes = n_bytes;
 }
 
+void Planner::move_ahead(RequestId id, int n_cached) {
+  Entry& entry = at(id);
+  if (!entry.is_running || n_cached < entry.n_cached || n_cached >= entry.n_tokens) {
+    throw std::invalid_argument("[engine.planner] request " + std::to_string(id) + " can't move ahead from " +
+                                std::to_string(entry.n_cached) + " to " + std::to_string(n_cached) + " of " +
+                                std::to_string(entry.n_tokens) + " tokens");
+  }
+  entry.n_cached = n_cached;
+}
+
 void Planner::page_out(RequestId id) {
   page_out(at(id));
 }

@@ -97,6 +97,9 @@ class Planner {
   void append_token(RequestId id);
   /// What its cache really takes, where that may be more than the estimate.
   void set_cache_bytes(RequestId id, std::size_t n_bytes);
+  /// Its cache holds its first n_cached tokens now, more than were computed. Throws std::invalid_argument unless it
+  /// runs and n_cached() <= n_cached < its tokens.
+  void move_ahead(RequestId id, int n_cached);
   /// Its cache is lost: it waits again.
   void page_out(RequestId id);
   /// It is computed in steps of its own until it has no pending token or leaves: after a step that failed, to find who
@@ -105,6 +108,7 @@ class Planner {
 
   bool contains(RequestId id) const { return requests_.contains(id); }
   int n_cached(RequestId id) const { return at(id).n_cached; }
+  int n_pending(RequestId id) const { return at(id).pending(); }
   bool is_running(RequestId id) const { return at(id).is_running; }
   int n_running() const { return n_running_; }
   int n_waiting() const { return static_cast<int>(requests_.size()) - n_running_; }

@@ -42,6 +42,9 @@ class RequestRun {
   /// It has a cache with its first n_cached tokens; also called when it goes on after having lost one.
   void start(int n_cached, Clock::time_point now);
 
+  /// So many more of the prompt's tokens need not be computed.
+  void add_cached(int n_tokens) { counts_.cached_tokens += n_tokens; }
+
   /// n_done of its tokens are computed. Sends PrefillEvent until the first token.
   void report_prefill(int n_done);
 

@@ -20,6 +20,9 @@ namespace memoir::engine {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+/// Tokens that it must save to give up a prompt's cache for one of what others have computed.
+constexpr int kMinCatchUp = 32;
+
 using MakeRunner = std::function<std::unique_ptr<StepRunner>()>;
 
 std::string message_of(const std::exception_ptr& error) {
@@ -80,6 +83,8 @@ class Engine {
 
  private:
   std::optional<Planner::Restored> start(RequestId id, std::size_t max_cache_bytes);
+  StepRunner::NewSequence sequence_of(RequestId id) const;
+  void catch_up();
   void try_step();
   bool run(const StepPlan& plan, std::vector<std::span<float>>& rows);
   void blame(const StepPlan& plan, const std::string& message);
@@ -87,6 +92,7 @@ class Engine {
   struct Job {
     std::unique_ptr<RequestRun> run;
     bool has_sequence = false;  // in the runner, under the request's id
+    bool is_resumed = false;    // it has lost a cache before
   };
 
   void retire(RequestId id, Job& job);
@@ -130,7 +136,33 @@ void Engine::step() noexcept {
   update_report();
 }
 
+StepRunner::NewSequence Engine::sequence_of(RequestId id) const {
+  const RequestRun& run = *jobs_.at(id).run;
+  return {id, run.tokens(), run.n_prompt(), run.turn_ends()};
+}
+
+/// Prompts that begin alike may have been admitted before one of them had computed what they share.
+void Engine::catch_up() {
+  for (auto& [id, job] : jobs_) {
+    if (!job.has_sequence || planner_.n_pending(id) <= kMinCatchUp) continue;
+    const int n_before = planner_.n_cached(id);
+    int n_cached = n_before;
+    try {
+      n_cached = runner_.catch_up(sequence_of(id), kMinCatchUp);
+    } catch (...) {
+      continue;  // it computes what it can't have
+    }
+    if (n_cached == n_before) continue;
+    planner_.move_ahead(id, n_cached);
+    planner_.set_cache_bytes(id, runner_.cache_bytes(id));
+    if (job.is_resumed) continue;  // it has computed them once
+    job.run->add_cached(n_cached - n_before);
+    report_.n_cached_tokens += static_cast<std::uint64_t>(n_cached - n_before);
+  }
+}
+
 void Engine::try_step() {
+  catch_up();
   const StepPlan plan =
       planner_.plan(Clock::now(), [this](RequestId id, std::size_t n_bytes) { return start(id, n_bytes); });
   for (const RequestId id : plan.expired) finish(id, FinishReason::kCancelled);
@@ -150,9 +182,12 @@ std::optional<Planner::Restored> Engine::start(RequestId id, std::size_t max_cac
   Job& job = jobs_.at(id);
   RequestRun& run = *job.run;
   try {
-    const int n_cached = runner_.create({id, run.tokens(), run.n_prompt(), run.turn_ends(), max_cache_bytes});
+    StepRunner::NewSequence sequence = sequence_of(id);
+    sequence.max_cache_bytes = max_cache_bytes;
+    const int n_cached = runner_.create(sequence);
     job.has_sequence = true;
     const bool is_first = !run.is_started();
+    job.is_resumed = !is_first;
     run.start(n_cached, Clock::now());
     if (is_first) {
       report_.n_prompt_tokens += run.tokens().size();

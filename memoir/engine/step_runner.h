@@ -48,6 +48,10 @@ class StepRunner {
   /// tokens.size() - 1.
   virtual int create(const NewSequence& sequence) = 0;
 
+  /// Others may have computed, since this sequence began, what it has still before it. Moves it there if that saves
+  /// min_gain tokens at least. Returns its offset, at most tokens.size() - 1.
+  virtual int catch_up(const NewSequence& sequence, int min_gain) = 0;
+
   /// Runs all slices, each of another sequence. Returns for each a row of V logits, empty where none were wanted; rows
   /// belong to the runner, may be written to, and live until the next call of run().
   /// On a throw no sequence has moved, except that one whose cache is lost has offset 0.

@@ -77,6 +77,17 @@ cache::ModelCache Store::begin(Lease& lease, const KnownTokens& known) {
   return cache ? std::move(*cache) : make_cache_();
 }
 
+bool Store::catch_up(Lease& lease, cache::ModelCache& cache, const KnownTokens& known, int min_gain) {
+  const int wanted = cache.offset() + std::max(1, min_gain);
+  if (restorable(known.tokens) < wanted) return false;
+  Lease ahead;
+  cache::ModelCache restored = begin(ahead, known);
+  if (restored.offset() < wanted) return false;
+  cache = std::move(restored);
+  lease = std::move(ahead);
+  return true;
+}
+
 // Nullopt if it fails, for whatever reason.
 std::optional<cache::ModelCache> Store::restore(const Match& match, std::size_t n_tokens) const {
   try {

@@ -106,6 +106,11 @@ class Store {
   /// n_prompt is not from 1 to their number, and what make_cache throws.
   cache::ModelCache begin(Lease& lease, const KnownTokens& known);
 
+  /// For a sequence that has still a prompt to compute: others may have computed the same since it began. If begin()
+  /// would restore at least min_gain tokens more than the cache holds, it does: cache and lease are replaced. Returns
+  /// whether that was so; if not, both are as they were.
+  bool catch_up(Lease& lease, cache::ModelCache& cache, const KnownTokens& known, int min_gain);
+
   /// How many tokens begin() would restore; changes nothing.
   int restorable(std::span<const TokenId> tokens);
 
