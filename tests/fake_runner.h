@@ -40,6 +40,14 @@ inline std::vector<float> logits_after(std::span<const TokenId> tokens) {
   return logits;
 }
 
+inline constexpr std::size_t kFakeStateSize = 4;
+
+/// The state of the last of these tokens: small whole numbers, so that sums of them are exact.
+inline std::vector<float> state_after(std::span<const TokenId> tokens) {
+  const auto next = static_cast<float>(token_after(tokens));
+  return {next + 1, static_cast<float>(tokens.back()), -next, static_cast<float>(tokens.size() % 5)};
+}
+
 /// A prompt of n tokens that the fake model does not break at.
 inline Tokens counted(int n, int first = 1) {
   Tokens tokens;
@@ -122,7 +130,13 @@ class FakeRunner : public engine::StepRunner {
     std::vector<std::span<float>> rows(slices.size());
     for (std::size_t i = 0; i < slices.size(); ++i) {
       Tokens& held = sequences_.at(slices[i].sequence);
-      held.insert(held.end(), slices[i].tokens.begin(), slices[i].tokens.end());
+      for (const TokenId token : slices[i].tokens) {
+        held.push_back(token);
+        if (!slices[i].wants_states) continue;
+        const std::vector<float> state = state_after(held);
+        rows_[i].insert(rows_[i].end(), state.begin(), state.end());
+        rows[i] = rows_[i];
+      }
       if (!slices[i].wants_logits) continue;
       rows_[i] = logits(slices[i].sequence);
       rows[i] = rows_[i];
@@ -167,7 +181,7 @@ class FakeRunner : public engine::StepRunner {
     for (const Slice& slice : slices) {
       require(sequences_.contains(slice.sequence));
       require(++n_slices[slice.sequence] == 1);
-      require(!slice.tokens.empty());
+      require(!slice.tokens.empty() && !(slice.wants_logits && slice.wants_states));
       if (slice.tokens.size() > 1) n_tokens += static_cast<int>(slice.tokens.size());
     }
     control_.max_slices = std::max(control_.max_slices.load(), static_cast<int>(slices.size()));
@@ -242,6 +256,8 @@ class Listener {
       tokens.push_back(token->token);
       text += token->text;
       token_events.push_back(*token);
+    } else if (const auto* embedded = std::get_if<engine::EmbeddingEvent>(&event)) {
+      embedding = embedded->values;
     } else if (const auto* prefill = std::get_if<engine::PrefillEvent>(&event)) {
       prefills.emplace_back(prefill->n_done, prefill->n_total);
     } else {
@@ -278,6 +294,7 @@ class Listener {
   Tokens tokens;
   std::vector<engine::TokenEvent> token_events;
   std::string text;
+  std::vector<float> embedding;
   std::optional<engine::Finished> finished;
   std::optional<engine::Failed> failed;
 

@@ -83,46 +83,81 @@ int ModelRunner::catch_up(const NewSequence& sequence, int min_gain) {
   return own.cache.offset();
 }
 
-/// The logits that are wanted, [n, V] float32, in the slices' order. Lazy.
-mx::array ModelRunner::forward(std::span<const Slice> slices) {
+ModelRunner::Outputs ModelRunner::forward(std::span<const Slice> slices) {
   std::vector<model::SequenceTokens> sequences;
+  bool wants_states = false;
   for (const Slice& slice : slices) {
-    const auto rows = slice.wants_logits ? model::LogitRows::kLast : model::LogitRows::kNone;
+    auto rows = slice.wants_logits ? model::LogitRows::kLast : model::LogitRows::kNone;
+    if (slice.wants_states) rows = model::LogitRows::kAll;
+    wants_states = wants_states || slice.wants_states;
     sequences.push_back({slice.tokens, &at(slice.sequence).cache, rows});
   }
-  return mx::contiguous(mx::astype(model_->forward(sequences), mx::float32));
+  const auto as_rows = [](const mx::array& x) { return mx::contiguous(mx::astype(x, mx::float32)); };
+  Outputs outputs;
+  if (!wants_states) {
+    outputs.logits = as_rows(model_->forward(sequences));
+    return outputs;
+  }
+  const mx::array states = model_->hidden_states(sequences);
+  std::vector<int> logit_rows;
+  int row = 0;
+  for (const Slice& slice : slices) {
+    if (slice.wants_logits) logit_rows.push_back(row++);
+    if (!slice.wants_states) continue;
+    const auto n_tokens = static_cast<int>(slice.tokens.size());
+    outputs.states.push_back(as_rows(mx::slice(states, {row, 0}, {row + n_tokens, states.shape(1)})));
+    row += n_tokens;
+  }
+  if (!logit_rows.empty()) {
+    const mx::array chosen(logit_rows.data(), {static_cast<int>(logit_rows.size())}, mx::int32);
+    outputs.logits = as_rows(model_->logits_of(mx::take(states, chosen, 0)));
+  }
+  return outputs;
 }
 
 std::vector<std::span<float>> ModelRunner::run(std::span<const Slice> slices) {
   std::vector<int> offsets;
   for (const Slice& slice : slices) offsets.push_back(offset(slice.sequence));
-  std::optional<mx::array> logits;
+  std::optional<Outputs> outputs;
   try {
     for (const Slice& slice : slices) {
       Sequence& sequence = at(slice.sequence);
       store_.prepare(sequence.lease, sequence.cache, slice.tokens);
     }
-    logits = forward(slices);
-    mx::eval(*logits);
+    outputs = forward(slices);
+    std::vector<mx::array> wanted = outputs->states;
+    if (outputs->logits) wanted.push_back(*outputs->logits);
+    mx::eval(wanted);
     for (const Slice& slice : slices) {
       if (!slice.wants_logits) at(slice.sequence).cache.materialize();  // its logits are never computed
     }
   } catch (...) {
-    const bool is_built = logits.has_value();
-    logits.reset();
+    const bool is_built = outputs.has_value();
+    outputs.reset();
     undo(slices, offsets, is_built);
     throw;
   }
   for (const Slice& slice : slices) store_.record(at(slice.sequence).lease, at(slice.sequence).cache);
+  return rows_of(slices, *outputs);
+}
+
+std::vector<std::span<float>> ModelRunner::rows_of(std::span<const Slice> slices, const Outputs& outputs) {
   rows_.resize(slices.size());
   std::vector<std::span<float>> rows(slices.size());
-  const float* next = logits->data<float>();
-  const int n_vocab = logits->shape(1);
+  const float* next = outputs.logits ? outputs.logits->data<float>() : nullptr;
+  auto states = outputs.states.begin();
   for (std::size_t i = 0; i < slices.size(); ++i) {
-    if (!slices[i].wants_logits) continue;
-    rows_[i].assign(next, next + n_vocab);
+    if (slices[i].wants_logits) {
+      const int n_vocab = outputs.logits->shape(1);
+      rows_[i].assign(next, next + n_vocab);
+      next += n_vocab;
+    } else if (slices[i].wants_states) {
+      rows_[i].assign(states->data<float>(), states->data<float>() + states->size());
+      ++states;
+    } else {
+      continue;
+    }
     rows[i] = rows_[i];
-    next += n_vocab;
   }
   return rows;
 }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -49,7 +50,14 @@ class ModelRunner : public StepRunner {
   const Sequence& at(SequenceId sequence) const;
   Sequence& at(SequenceId sequence);
   void undo(std::span<const Slice> slices, const std::vector<int>& offsets, bool is_built);
-  mlx::core::array forward(std::span<const Slice> slices);
+
+  /// What the slices want, float32. Lazy.
+  struct Outputs {
+    std::optional<mlx::core::array> logits;  // [n, V], in the order of those that want them
+    std::vector<mlx::core::array> states;    // each [n_tokens, hidden], likewise
+  };
+  Outputs forward(std::span<const Slice> slices);
+  std::vector<std::span<float>> rows_of(std::span<const Slice> slices, const Outputs& outputs);
 
   std::unique_ptr<model::Model> model_;
   prefix::Store store_;

@@ -1,6 +1,7 @@
 #include "memoir/engine/request_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -56,6 +57,7 @@ void RequestRun::check(const Limits& limits, bool has_text) const {
 }
 
 void RequestRun::start(int n_cached, Clock::time_point now) {
+  state_sum_.clear();
   if (started_) return;
   started_ = now;
   counts_.cached_tokens = n_cached;
@@ -64,6 +66,30 @@ void RequestRun::start(int n_cached, Clock::time_point now) {
 
 void RequestRun::report_prefill(int n_done) {
   if (!first_token_) emit(PrefillEvent{n_done, counts_.prompt_tokens});
+}
+
+void RequestRun::add_states(std::span<const float> states, int n_tokens) {
+  const std::size_t n_values = states.size() / static_cast<std::size_t>(n_tokens);
+  if (request_.embedding == Pooling::kLast) {
+    const std::span<const float> last = states.last(n_values);
+    state_sum_.assign(last.begin(), last.end());
+    return;
+  }
+  // Token by token, so that the sum does not depend on how the prompt was cut.
+  state_sum_.resize(n_values);
+  for (std::size_t i = 0; i < states.size(); ++i) state_sum_[i % n_values] += static_cast<double>(states[i]);
+}
+
+FinishReason RequestRun::push_embedding(Clock::time_point now) {
+  first_token_ = now;
+  double square = 0;
+  for (const double value : state_sum_) square += value * value;
+  const double length = std::sqrt(square);
+  if (!std::isfinite(length) || length == 0) throw std::runtime_error("the model's states have no direction");
+  EmbeddingEvent event;
+  for (const double value : state_sum_) event.values.push_back(static_cast<float>(value / length));
+  emit(event);
+  return is_deaf_ ? FinishReason::kCancelled : FinishReason::kStop;
 }
 
 bool RequestRun::is_stop_token(TokenId token) const {

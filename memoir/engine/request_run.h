@@ -48,6 +48,12 @@ class RequestRun {
   /// n_done of its tokens are computed. Sends PrefillEvent until the first token.
   void report_prefill(int n_done);
 
+  /// The states of its next tokens, of each as many values, of a request for an embedding.
+  void add_states(std::span<const float> states, int n_tokens);
+
+  /// All states are there: sends the embedding. Throws std::runtime_error if a state is not finite or all are zero.
+  FinishReason push_embedding(Clock::time_point now);
+
   /// Chooses the token that follows tokens() and sends it. logits: [V], scratch. Returns why the request ends, nullopt
   /// if it goes on. Throws what sampling, the request's processor and detokenizing throw: it can only fail then.
   std::optional<FinishReason> push(std::span<float> logits, Clock::time_point now);
@@ -60,6 +66,7 @@ class RequestRun {
   /// Sends one of these.
   void send_last(const Event& event);
 
+  bool is_embedding() const { return request_.embedding.has_value(); }
   bool is_started() const { return started_.has_value(); }
   /// on_event has thrown.
   bool is_deaf() const { return is_deaf_; }
@@ -75,6 +82,7 @@ class RequestRun {
   std::vector<TokenId> tokens_;
   Sampler sampler_;
   std::optional<TextStream> text_;
+  std::vector<double> state_sum_;  // of the tokens so far, or the last one's state
   Counts counts_;
   Clock::time_point submitted_;
   std::optional<Clock::time_point> started_;

@@ -138,13 +138,15 @@ void Engine::step() noexcept {
 
 StepRunner::NewSequence Engine::sequence_of(RequestId id) const {
   const RequestRun& run = *jobs_.at(id).run;
+  // An embedding needs the states of all tokens: asked for with one alone, a sequence begins empty.
+  if (run.is_embedding()) return {id, std::span(run.tokens()).first(1), 1};
   return {id, run.tokens(), run.n_prompt(), run.turn_ends()};
 }
 
 /// Prompts that begin alike may have been admitted before one of them had computed what they share.
 void Engine::catch_up() {
   for (auto& [id, job] : jobs_) {
-    if (!job.has_sequence || planner_.n_pending(id) <= kMinCatchUp) continue;
+    if (!job.has_sequence || job.run->is_embedding() || planner_.n_pending(id) <= kMinCatchUp) continue;
     const int n_before = planner_.n_cached(id);
     int n_cached = n_before;
     try {
@@ -205,9 +207,10 @@ bool Engine::run(const StepPlan& plan, std::vector<std::span<float>>& rows) {
   std::vector<StepRunner::Slice> slices;
   for (const StepPlan::Slice& slice : plan.slices) {
     const auto first = static_cast<std::size_t>(planner_.n_cached(slice.id));
-    const std::span<const TokenId> tokens = jobs_.at(slice.id).run->tokens();
-    slices.push_back(
-        {slice.id, tokens.subspan(first, static_cast<std::size_t>(slice.n_tokens)), slice.completes_known});
+    const RequestRun& run = *jobs_.at(slice.id).run;
+    const std::span<const TokenId> tokens = run.tokens();
+    slices.push_back({slice.id, tokens.subspan(first, static_cast<std::size_t>(slice.n_tokens)),
+                      slice.completes_known && !run.is_embedding(), run.is_embedding()});
   }
   try {
     rows = runner_.run(slices);
@@ -232,11 +235,12 @@ void Engine::hand_out(const StepPlan::Slice& slice, std::span<float> row) {
   RequestRun& run = *jobs_.at(slice.id).run;
   run.report_prefill(planner_.n_cached(slice.id));
   if (run.is_deaf()) return finish(slice.id, FinishReason::kCancelled);
+  if (run.is_embedding()) run.add_states(row, slice.n_tokens);
   if (!slice.completes_known) return;
   const int n_before = run.counts().completion_tokens;
   std::optional<FinishReason> reason;
   try {
-    reason = run.push(row, Clock::now());
+    reason = run.is_embedding() ? run.push_embedding(Clock::now()) : run.push(row, Clock::now());
   } catch (...) {
     report_.n_completion_tokens += static_cast<std::uint64_t>(run.counts().completion_tokens - n_before);
     return fail(slice.id, message_of(std::current_exception()));
@@ -248,6 +252,7 @@ void Engine::hand_out(const StepPlan::Slice& slice, std::span<float> row) {
 
 /// The cache may be kept: for later requests, and for this one if it goes on.
 void Engine::retire(RequestId id, Job& job) {
+  if (job.run->is_embedding()) return drop(id, job);  // it was begun without its tokens
   if (std::exchange(job.has_sequence, false)) runner_.retire(id);
 }
 

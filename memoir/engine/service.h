@@ -72,7 +72,19 @@ struct Failed {
   std::string message;
   Counts counts;
 };
-using Event = std::variant<PrefillEvent, TokenEvent, Finished, Failed>;
+
+/// How the states of a text's tokens, behind the model's final norm, become one vector.
+enum class Pooling {
+  kMean,
+  kLast,  // the last token's
+};
+
+/// The prompt's embedding, of length 1; before Finished.
+struct EmbeddingEvent {
+  std::vector<float> values;
+};
+
+using Event = std::variant<PrefillEvent, TokenEvent, EmbeddingEvent, Finished, Failed>;
 
 struct Request {
   std::vector<TokenId> prompt;
@@ -84,7 +96,8 @@ struct Request {
   std::unique_ptr<LogitsProcessor> processor;  // may be null
   int priority = 0;                            // higher ones run first
   std::optional<std::chrono::steady_clock::time_point> deadline;  // then it finishes as cancelled
-  std::vector<int> turn_ends;  // offsets in the prompt where a turn of a chat ends: checkpoints
+  std::optional<Pooling> embedding;  // the prompt's embedding is wanted, and nothing generated
+  std::vector<int> turn_ends;        // offsets in the prompt where a turn of a chat ends: checkpoints
   std::function<void(const Event&)> on_event;
 };
 

@@ -26,6 +26,7 @@ class StepRunner {
     SequenceId sequence;
     std::span<const TokenId> tokens;  // at least one
     bool wants_logits;                // of the last token
+    bool wants_states = false;        // of every token, behind the final norm; not together with logits
   };
 
   /// A sequence that begins, or goes on without the cache that it had.
@@ -52,8 +53,9 @@ class StepRunner {
   /// min_gain tokens at least. Returns its offset, at most tokens.size() - 1.
   virtual int catch_up(const NewSequence& sequence, int min_gain) = 0;
 
-  /// Runs all slices, each of another sequence. Returns for each a row of V logits, empty where none were wanted; rows
-  /// belong to the runner, may be written to, and live until the next call of run().
+  /// Runs all slices, each of another sequence. Returns for each a row of V logits, or the states of its tokens one
+  /// after the other, or nothing, as it wants; rows belong to the runner, may be written to, and live until the next
+  /// call of run().
   /// On a throw no sequence has moved, except that one whose cache is lost has offset 0.
   virtual std::vector<std::span<float>> run(std::span<const Slice> slices) = 0;
 

@@ -23,6 +23,10 @@ mx::array chosen_rows(const mx::array& x, const std::vector<int>& rows) {
   return mx::take(x, mx::array(rows.data(), {n_rows}, mx::int32), 1);
 }
 
+mx::array scaled(const mx::array& x, float factor) {
+  return factor == 1 ? x : mx::multiply(x, mx::astype(mx::array(factor), x.dtype()));
+}
+
 }  // namespace
 
 std::string layer_module(int index) {
@@ -57,17 +61,17 @@ std::size_t Decoder::size_bytes() const {
 
 void Decoder::begin(const mx::array&, Step&) const {}
 
-mx::array Decoder::logits(Step& step, const std::vector<int>& rows) const {
+mx::array Decoder::states(Step& step, const std::vector<int>& rows) const {
   mx::array x = kernels::embed(step.ids, ends_.embedding, kernels::activation_dtype(ends_.embedding.dtype()));
-  const auto scaled = [](const mx::array& a, float factor) {
-    return factor == 1 ? a : mx::multiply(a, mx::astype(mx::array(factor), a.dtype()));
-  };
   x = scaled(x, ends_.embedding_scale);
   for (const kernels::Rope& rope : ropes_) step.turns.push_back(make_turns(rope, step.sequences));
   begin(x, step);
   for (std::size_t i = 0; i < layers_.size(); ++i) x = layers_[i]->forward(x, step, i);
-  x = chosen_rows(x, rows);
-  x = kernels::linear(kernels::norm(x, ends_.norm), ends_.head ? *ends_.head : kernels::Linear{ends_.embedding});
+  return kernels::norm(chosen_rows(x, rows), ends_.norm);
+}
+
+mx::array Decoder::logits_of(const mx::array& states) const {
+  mx::array x = kernels::linear(states, ends_.head ? *ends_.head : kernels::Linear{ends_.embedding});
   x = scaled(x, ends_.logit_scale);
   return ends_.logit_cap > 0 ? kernels::soft_cap(x, ends_.logit_cap) : x;
 }

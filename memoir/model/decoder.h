@@ -52,9 +52,10 @@ class Decoder : public Model {
 
   cache::ModelCache make_cache(const cache::CacheOptions& options = {}) const override;
   std::size_t size_bytes() const override;
+  mlx::core::array logits_of(const mlx::core::array& states) const override;
 
  protected:
-  mlx::core::array logits(Step& step, const std::vector<int>& rows) const override;
+  mlx::core::array states(Step& step, const std::vector<int>& rows) const override;
 
   /// Adds to the step what a family's layers need besides. x: the embeddings [B, T, hidden], scaled.
   virtual void begin(const mlx::core::array& x, Step& step) const;

@@ -63,12 +63,13 @@ mx::array Model::forward(std::span<const TokenId> tokens, cache::ModelCache& cac
   Step step{mx::array(tokens.data(), {n_sequences, n_tokens}, mx::int32), {{&cache, 0, n_tokens, cache.offset()}}};
   std::vector<int> wanted;
   for (int row = first_row(rows, 0, n_tokens); row < n_tokens; ++row) wanted.push_back(row);
-  return run(step, wanted);
+  return run(step, wanted, Output::kLogits);
 }
 
-mx::array Model::run(Step& step, const std::vector<int>& rows) const {
+mx::array Model::run(Step& step, const std::vector<int>& rows, Output output) const {
   try {
-    return logits(step, rows);
+    const mx::array x = states(step, rows);
+    return output == Output::kLogits ? logits_of(x) : x;
   } catch (...) {
     for (const StepSequence& sequence : step.sequences) {
       // At 0 its buffers would keep the number of sequences, and a recurrent layer that got ahead can't go back.
@@ -79,6 +80,14 @@ mx::array Model::run(Step& step, const std::vector<int>& rows) const {
 }
 
 mx::array Model::forward(std::span<const SequenceTokens> sequences) const {
+  return run(sequences, Output::kLogits);
+}
+
+mx::array Model::hidden_states(std::span<const SequenceTokens> sequences) const {
+  return run(sequences, Output::kStates);
+}
+
+mx::array Model::run(std::span<const SequenceTokens> sequences, Output output) const {
   if (sequences.empty()) throw std::invalid_argument("[model.forward] no sequences, expected at least one");
   std::set<const cache::ModelCache*> caches;
   std::vector<TokenId> ids;
@@ -96,7 +105,7 @@ mx::array Model::forward(std::span<const SequenceTokens> sequences) const {
     for (int row = first_row(sequence.rows, begin, end); row < end; ++row) rows.push_back(row);
   }
   Step step{mx::array(ids.data(), {1, static_cast<int>(ids.size())}, mx::int32), std::move(parts)};
-  return mx::squeeze(run(step, rows), 0);
+  return mx::squeeze(run(step, rows, output), 0);
 }
 
 }  // namespace memoir::model

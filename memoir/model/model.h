@@ -1,6 +1,6 @@
 #pragma once
 
-// A language model: tokens and a cache in, logits out.
+// A language model: tokens and a cache in, logits out, or the states that logits are made of.
 //
 // Threads: the thread that owns MLX's work. A Model is not changed by use; several ModelCaches may be used with one.
 
@@ -66,17 +66,26 @@ class Model {
   /// is as before, or empty where a layer got ahead that can't go back.
   mlx::core::array forward(std::span<const SequenceTokens> sequences) const;
 
+  /// As forward() does with several sequences, errors included, but returns what the logits are made of: the rows'
+  /// states behind the final norm, [n_rows, hidden], in the activations' type. Lazy.
+  mlx::core::array hidden_states(std::span<const SequenceTokens> sequences) const;
+
+  /// states: [..., hidden], as hidden_states() returns them. Returns their logits, [..., V]. Lazy.
+  virtual mlx::core::array logits_of(const mlx::core::array& states) const = 0;
+
   /// Bytes of the weights.
   virtual std::size_t size_bytes() const = 0;
 
  protected:
-  /// Runs the layers over a step of checked tokens and caches. rows: those of T whose logits are wanted, ascending.
-  /// Returns [B, n_rows, V].
-  virtual mlx::core::array logits(Step& step, const std::vector<int>& rows) const = 0;
+  /// Runs the layers over a step of checked tokens and caches. rows: those of T whose states are wanted, ascending.
+  /// Returns [B, n_rows, hidden], behind the final norm.
+  virtual mlx::core::array states(Step& step, const std::vector<int>& rows) const = 0;
 
  private:
   void check(const SequenceTokens& sequence, int n_sequences) const;
-  mlx::core::array run(Step& step, const std::vector<int>& rows) const;
+  enum class Output { kStates, kLogits };
+  mlx::core::array run(Step& step, const std::vector<int>& rows, Output output) const;
+  mlx::core::array run(std::span<const SequenceTokens> sequences, Output output) const;
 
   ModelConfig config_;
 };
