@@ -291,6 +291,10 @@ ModelConfig read_fields(const json& whole, const std::string& path, const ModelT
   config.path = path;
   config.is_text_part = text != nullptr;
   config.raw = config.is_text_part ? *text : whole;
+  if (config.is_text_part) {
+    config.outer = whole;
+    config.outer.erase("text_config");
+  }
   config.model_type = read_model_type(
       ConfigFields(config.raw, path, config.is_text_part ? "text_config." : "", config.is_text_part ? &outer : nullptr),
       config);

@@ -99,6 +99,8 @@ struct ModelConfig {
   /// What a family reads keys of its own from: raw with the defaults of transformers' configuration class for what it
   /// lacks (config_defaults.h); of a GGUF file what it says in other names, in those of Hugging Face.
   nlohmann::json family_keys;
+  /// What stands around the text part, without it; null where there is none.
+  nlohmann::json outer;
   /// The text part of config.json, or "<architecture>.*" of a GGUF file's metadata without that prefix and without
   /// lists longer than n_layers.
   nlohmann::json raw;

@@ -61,9 +61,13 @@ std::size_t Decoder::size_bytes() const {
 
 void Decoder::begin(const mx::array&, Step&) const {}
 
+mx::array Decoder::embed(const mx::array& ids) const {
+  return scaled(kernels::embed(ids, ends_.embedding, kernels::activation_dtype(ends_.embedding.dtype())),
+                ends_.embedding_scale);
+}
+
 mx::array Decoder::states(Step& step, const std::vector<int>& rows) const {
-  mx::array x = kernels::embed(step.ids, ends_.embedding, kernels::activation_dtype(ends_.embedding.dtype()));
-  x = scaled(x, ends_.embedding_scale);
+  mx::array x = embed(step.ids);
   for (const kernels::Rope& rope : ropes_) step.turns.push_back(make_turns(rope, step.sequences));
   begin(x, step);
   for (std::size_t i = 0; i < layers_.size(); ++i) x = layers_[i]->forward(x, step, i);

@@ -52,6 +52,7 @@ class Decoder : public Model {
 
   cache::ModelCache make_cache(const cache::CacheOptions& options = {}) const override;
   std::size_t size_bytes() const override;
+  mlx::core::array embed(const mlx::core::array& ids) const override;
   mlx::core::array logits_of(const mlx::core::array& states) const override;
 
  protected:

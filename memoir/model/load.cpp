@@ -7,6 +7,7 @@
 #include "memoir/base/error.h"
 #include "memoir/base/gguf.h"
 #include "memoir/model/config.h"
+#include "memoir/model/gemma4_assistant.h"
 #include "memoir/model/gguf_names.h"
 #include "memoir/model/weights.h"
 
@@ -46,6 +47,10 @@ LoadedModel assemble(const ModelConfig& config, Weights& weights, std::optional<
 }
 
 LoadedModel load_directory(const fs::path& path) {
+  if (is_gemma4_assistant(path)) {
+    throw UnsupportedError((path / "config.json").string(), "model_type",
+                           "'gemma4_assistant' guesses tokens for a Gemma 4 model and writes no text of its own");
+  }
   const ModelConfig config = read_config(path, check_supported);
   std::optional<text::Tokenizer> tokenizer;
   if (entry_exists(path / "tokenizer.json")) tokenizer = text::Tokenizer::from_directory(path);

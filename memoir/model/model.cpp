@@ -46,6 +46,12 @@ int first_row(LogitRows rows, int begin, int end) {
   return end;
 }
 
+std::vector<int> wanted_rows(LogitRows rows, int n_tokens) {
+  std::vector<int> wanted;
+  for (int row = first_row(rows, 0, n_tokens); row < n_tokens; ++row) wanted.push_back(row);
+  return wanted;
+}
+
 }  // namespace
 
 void Model::check(const SequenceTokens& sequence, int n_sequences) const {
@@ -61,9 +67,21 @@ mx::array Model::forward(std::span<const TokenId> tokens, cache::ModelCache& cac
   check({tokens, &cache, rows}, n_sequences);
   const int n_tokens = static_cast<int>(tokens.size()) / n_sequences;
   Step step{mx::array(tokens.data(), {n_sequences, n_tokens}, mx::int32), {{&cache, 0, n_tokens, cache.offset()}}};
-  std::vector<int> wanted;
-  for (int row = first_row(rows, 0, n_tokens); row < n_tokens; ++row) wanted.push_back(row);
-  return run(step, wanted, Output::kLogits);
+  return run(step, wanted_rows(rows, n_tokens), Output::kLogits);
+}
+
+Pass Model::forward_with_hidden(std::span<const TokenId> tokens, cache::ModelCache& cache, LogitRows rows,
+                                LogitRows hidden_rows) const {
+  check({tokens, &cache, rows}, 1);
+  const auto n_tokens = static_cast<int>(tokens.size());
+  Step step{mx::array(tokens.data(), {1, n_tokens}, mx::int32), {{&cache, 0, n_tokens, cache.offset()}}};
+  const int n_rows = n_tokens - first_row(rows, 0, n_tokens);
+  const int n_hidden = n_tokens - first_row(hidden_rows, 0, n_tokens);
+  const mx::array hidden = run(step, wanted_rows(n_rows > n_hidden ? rows : hidden_rows, n_tokens), Output::kStates);
+  const auto last = [&](int n) {
+    return mx::slice(hidden, {0, hidden.shape(1) - n, 0}, {1, hidden.shape(1), hidden.shape(2)});
+  };
+  return {logits_of(last(n_rows)), last(n_hidden)};
 }
 
 mx::array Model::run(Step& step, const std::vector<int>& rows, Output output) const {

@@ -31,6 +31,12 @@ struct SequenceTokens {
   LogitRows rows = LogitRows::kLast;
 };
 
+/// What a pass over one sequence gives.
+struct Pass {
+  mlx::core::array logits;  // [B, n_rows, V]
+  mlx::core::array hidden;  // [B, n_hidden_rows, hidden]: what the logits are made of, behind the final norm
+};
+
 struct Step;
 
 class Model {
@@ -57,6 +63,14 @@ class Model {
   /// On a throw the cache is as before, or empty where a layer got ahead that can't go back.
   mlx::core::array forward(std::span<const TokenId> tokens, cache::ModelCache& cache, LogitRows rows,
                            int n_sequences = 1) const;
+
+  /// The same with the hidden states of all rows, the last one or none, for what reads the model: a drafter's head.
+  Pass forward_with_hidden(std::span<const TokenId> tokens, cache::ModelCache& cache, LogitRows rows,
+                           LogitRows hidden_rows) const;
+
+  /// Embeddings as the first layer gets them, [B, T, hidden]. ids: int32 [B, T], within the vocabulary (the caller
+  /// checks). Lazy.
+  virtual mlx::core::array embed(const mlx::core::array& ids) const = 0;
 
   /// Runs several sequences in one pass, each at the positions that follow its own cache's offset, whatever their
   /// numbers of tokens: weights are read once for all. Each gets the bits that it gets alone, on the CPU.

@@ -86,6 +86,18 @@ mx::array Weights::vector(const std::string& name, int size) {
   return tensor(name, {size});
 }
 
+mx::array Weights::indices(const std::string& name, int size, int end) {
+  check_is_there(name);
+  take(name);
+  const mx::array values = read_integers(name, {size});
+  if (mx::any(mx::logical_or(mx::less(values, mx::array(0)), mx::greater_equal(values, mx::array(end)))).item<bool>()) {
+    throw FormatError(path_, name, "holds a number outside 0 to " + std::to_string(end - 1));
+  }
+  mx::array indices = mx::astype(values, mx::int32);
+  mx::eval(indices);
+  return indices;
+}
+
 mx::array Weights::centered_norm(const std::string& name, int size) {
   return mx::add(mx::astype(vector(name, size), mx::float32), mx::array(1.0F));
 }

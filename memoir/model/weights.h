@@ -74,6 +74,10 @@ class Weights {
   /// Throws as matrix().
   mlx::core::array vector(const std::string& name, int size);
 
+  /// The vector `name` of whole numbers, [size], each at least 0 and below `end`: int32. Throws as matrix(), and
+  /// FormatError for another number.
+  mlx::core::array indices(const std::string& name, int size, int end);
+
   /// The weight of a norm that multiplies by 1 + w, as what it multiplies by, in float32: Hugging Face's and MLX's
   /// files hold w, GGUF files 1 + w. Throws as matrix().
   virtual mlx::core::array centered_norm(const std::string& name, int size);
@@ -97,6 +101,9 @@ class Weights {
   /// Of a tensor that is there.
   virtual std::vector<std::int64_t> shape_of(const std::string& name) const = 0;
   virtual mlx::core::array read_tensor(const std::string& name, const std::vector<std::int64_t>& shape) = 0;
+
+  /// Of whole numbers, int32 or int64.
+  virtual mlx::core::array read_integers(const std::string& name, const std::vector<std::int64_t>& shape) = 0;
 
   /// Throws FormatError if there is no such tensor.
   void check_is_there(const std::string& name) const;

@@ -111,6 +111,10 @@ class GgufWeights : public Weights {
 
   std::vector<std::int64_t> shape_of(const std::string& name) const override { return tensors_.at(name)->shape; }
 
+  mx::array read_integers(const std::string& name, const std::vector<std::int64_t>&) override {
+    throw UnsupportedError(path_, name, "whole numbers can't be read from a GGUF file");
+  }
+
   mx::array read_tensor(const std::string& name, const std::vector<std::int64_t>& shape) override {
     const GgufTensor& tensor = checked(name, shape);
     mx::array dense = read_dense(tensor);

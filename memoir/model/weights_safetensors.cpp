@@ -32,6 +32,12 @@ std::optional<mx::Dtype> array_dtype(const std::string& dtype) {
   return std::nullopt;
 }
 
+std::optional<mx::Dtype> integer_dtype(const std::string& dtype) {
+  if (dtype == "I32") return mx::int32;
+  if (dtype == "I64") return mx::int64;
+  return std::nullopt;
+}
+
 // Old checkpoints carry the rotary periods, which the configuration also gives.
 bool is_derived(const std::string& name) {
   return name.ends_with(".rotary_emb.inv_freq");
@@ -74,6 +80,10 @@ class SafetensorsWeights : public Weights {
     mx::array data = read(name, shape);
     check_floating(name, data);
     return data;
+  }
+
+  mx::array read_integers(const std::string& name, const std::vector<std::int64_t>& shape) override {
+    return read(name, shape, integer_dtype);
   }
 
  private:
@@ -153,7 +163,8 @@ class SafetensorsWeights : public Weights {
     return found == tensors_.end() ? path_ : files_[found->second.file]->path();
   }
 
-  mx::array read(const std::string& name, const std::vector<std::int64_t>& shape) {
+  mx::array read(const std::string& name, const std::vector<std::int64_t>& shape,
+                 std::optional<mx::Dtype> (*dtype_of)(const std::string&) = array_dtype) {
     const auto found = tensors_.find(name);
     if (found == tensors_.end()) throw FormatError(path_, name, "missing");
     take(name);
@@ -163,7 +174,7 @@ class SafetensorsWeights : public Weights {
       throw FormatError(file.path(), tensor.name,
                         "has shape " + kernels::shape_text(tensor.shape) + ", expected " + kernels::shape_text(shape));
     }
-    const std::optional<mx::Dtype> dtype = array_dtype(tensor.dtype);
+    const std::optional<mx::Dtype> dtype = dtype_of(tensor.dtype);
     if (!dtype) {
       throw UnsupportedError(file.path(), tensor.name,
                              "has dtype " + tensor.dtype + ", which memoir can't compute with");
