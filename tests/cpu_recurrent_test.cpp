@@ -186,7 +186,7 @@ struct DeltaCase {
   std::vector<TokenSpan> spans = {};
   std::vector<int> capture = {};
 
-  Floats queries = {}, keys = {}, values = {}, decays = {}, betas = {}, a_log = {}, dt_bias = {}, state = {};
+  Floats queries = {}, keys = {}, values = {}, decays = {}, betas = {}, a = {}, dt_bias = {}, state = {};
   float scale = 0.25F;
 
   void fill(unsigned seed) {
@@ -200,7 +200,8 @@ struct DeltaCase {
       for (float& decay : decays) decay = -std::abs(decay);
     }
     betas = random_floats(product({B, T, Hv}), has_gates ? 4 : 1, random);
-    a_log = random_floats(product({Hv}), 1, random);
+    a = random_floats(product({Hv}), 1, random);
+    for (float& rate : a) rate = -std::exp(rate);
     dt_bias = random_floats(product({Hv}), 1, random);
     if (has_state) state = random_floats(product({B, Hv, Dv, Dk}), 1, random);
   }
@@ -223,7 +224,7 @@ struct DeltaCase {
       args.decays = {decays.data() + begin * Hv, sizes.n_tokens * Hv, Hv, 0};
       args.betas = {betas.data() + begin * Hv, sizes.n_tokens * Hv, Hv, 0};
       if (has_gates) {
-        args.a_log = a_log.data();
+        args.a = a.data();
         args.dt_bias = dt_bias.data();
       }
       args.normalizes = normalizes;
@@ -278,7 +279,7 @@ struct DeltaCase {
       double decay = decays[at((b * T + t) * Hv + h)];
       double beta = betas[at((b * T + t) * Hv + h)];
       if (has_gates) {
-        decay = -std::exp(static_cast<double>(a_log[at(h)])) * softplus(decay + static_cast<double>(dt_bias[at(h)]));
+        decay = static_cast<double>(a[at(h)]) * softplus(decay + static_cast<double>(dt_bias[at(h)]));
         beta = 1 / (1 + std::exp(-beta));
       }
       for (int v = 0; v < Dv; ++v) {

@@ -79,7 +79,7 @@ GatedDelta delta_input(const CallPart& part, const std::optional<mx::array>& sta
           .decays = of("a"),
           .betas = of("b"),
           .state = state,
-          .gates = DeltaGates{tensor("delta.a_log"), tensor("delta.dt_bias")},
+          .gates = DeltaGates{mx::negative(mx::exp(tensor("delta.a_log"))), tensor("delta.dt_bias")},
           .normalizes = true,
           .scale = 1 / std::sqrt(24.0F)};
 }
@@ -366,7 +366,7 @@ TEST(Recurrence, RefusesShapesAndTypesThatDontFit) {
   expect_refused([&] { delta([&](GatedDelta& x) { x.state = mx::zeros({2, 4, 24, 20}); }); }, "state has shape");
   expect_refused([&] { delta([&](GatedDelta& x) { x.state = mx::astype(*x.state, mx::float16); }); },
                  "state is float16, expected float32");
-  expect_refused([&] { delta([&](GatedDelta& x) { x.gates->a_log = mx::zeros({2}); }); }, "a_log");
+  expect_refused([&] { delta([&](GatedDelta& x) { x.gates->a = mx::zeros({2}); }); }, "a has shape");
 
   const mx::array x = tensor("conv.x");
   expect_refused([&] { short_convolution(x, {mx::zeros({21, 4})}, std::nullopt); }, "[kernels.short_convolution]");

@@ -48,7 +48,7 @@ class GatedDeltaPrimitive : public RecurrentPrimitive {
     args.decays = token_rows(next());
     args.betas = token_rows(next());
     if (has_gates_) {
-      args.a_log = floats_of(next());
+      args.a = floats_of(next());
       args.dt_bias = floats_of(next());
     }
     args.normalizes = normalizes_;
@@ -92,7 +92,7 @@ void check(const GatedDelta& input, const RecurrenceOptions& options) {
     check_is_float(kName, "an input", *a);
   }
   if (input.gates) {
-    check_shape(kName, "a_log", input.gates->a_log, {n_heads});
+    check_shape(kName, "a", input.gates->a, {n_heads});
     check_shape(kName, "dt_bias", input.gates->dt_bias, {n_heads});
   }
   if (input.state) {
@@ -130,7 +130,7 @@ Recurrence composed_gated_delta(const GatedDelta& input, const RecurrenceOptions
   mx::array betas = as_float32(input.betas);
   if (input.gates) {
     const mx::array step = mx::logaddexp(mx::add(decays, as_float32(input.gates->dt_bias)), mx::array(0.0F));
-    decays = mx::negative(mx::multiply(mx::exp(as_float32(input.gates->a_log)), step));
+    decays = mx::multiply(as_float32(input.gates->a), step);
     betas = mx::sigmoid(betas);
   }
   decays = mx::exp(decays);
@@ -151,7 +151,7 @@ Recurrence gated_delta(const GatedDelta& input, const RecurrenceOptions& options
     inputs.push_back(as_float(*a));
   }
   if (input.gates) {
-    inputs.push_back(as_float(input.gates->a_log));
+    inputs.push_back(as_float(input.gates->a));
     inputs.push_back(as_float(input.gates->dt_bias));
   }
   if (input.state) inputs.push_back(*input.state);

@@ -14,9 +14,9 @@
 
 namespace memoir::kernels {
 
-/// Makes gates of what the projections give: decay = -exp(a_log) softplus(decay + dt_bias), beta = sigmoid(beta).
+/// Makes gates of what the projections give: decay = a softplus(decay + dt_bias), beta = sigmoid(beta).
 struct DeltaGates {
-  mlx::core::array a_log;    // [Hv]
+  mlx::core::array a;        // [Hv], -exp(A_log) of a checkpoint
   mlx::core::array dt_bias;  // [Hv]
 };
 

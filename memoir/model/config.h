@@ -102,7 +102,7 @@ struct ModelConfig {
   /// What stands around the text part, without it; null where there is none.
   nlohmann::json outer;
   /// The text part of config.json, or "<architecture>.*" of a GGUF file's metadata without that prefix and without
-  /// lists longer than n_layers.
+  /// lists longer than its blocks.
   nlohmann::json raw;
 };
 
@@ -125,7 +125,7 @@ ModelConfig parse_config(std::string_view json_text, const std::string& path, co
 /// Left to the loader: quantization (each tensor has its own type); rope_freqs.weight, by which Llama 3 files divide
 /// the frequencies, and rope_factors_long.weight / _short.weight (longrope); the order of rows in attn_q and attn_k,
 /// which converters permute for "llama".
-/// tie_embeddings: there is no tensor output.weight. attention_bias, mlp_bias: the first layer has such tensors.
+/// tie_embeddings: there is no tensor output.weight. attention_bias, mlp_bias: some layer has such tensors.
 ModelConfig config_from_gguf(const GgufFile& file, const ModelTypeCheck& check = {});
 
 }  // namespace memoir::model

@@ -9,7 +9,7 @@
 #include "memoir/base/error.h"
 #include "memoir/model/config.h"
 #include "memoir/model/config_limits.h"
-#include "memoir/model/gguf_names.h"
+#include "memoir/model/gguf_keys.h"
 
 namespace memoir::model {
 namespace {
@@ -19,11 +19,17 @@ using nlohmann::json;
 // Architectures that Hugging Face spells differently.
 std::string hugging_face_name(const std::string& architecture) {
   static const std::map<std::string, std::string> kNames = {
-      {"qwen3moe", "qwen3_moe"},  {"qwen3next", "qwen3_next"},
-      {"qwen35", "qwen3_5_text"}, {"gemma3", "gemma3_text"},
-      {"gemma4", "gemma4_text"},  {"gpt-oss", "gpt_oss"},
-      {"llama4", "llama4_text"},  {"deepseek2", "deepseek_v3"},
-      {"falcon-h1", "falcon_h1"}, {"granitehybrid", "granitemoehybrid"},
+      {"qwen3moe", "qwen3_moe"},
+      {"qwen3next", "qwen3_next"},
+      {"qwen35", "qwen3_5_text"},
+      {"qwen35moe", "qwen3_5_moe_text"},
+      {"gemma3", "gemma3_text"},
+      {"gemma4", "gemma4_text"},
+      {"gpt-oss", "gpt_oss"},
+      {"llama4", "llama4_text"},
+      {"deepseek2", "deepseek_v3"},
+      {"falcon-h1", "falcon_h1"},
+      {"granitehybrid", "granitemoehybrid"},
   };
   const auto found = kNames.find(architecture);
   return found == kNames.end() ? architecture : found->second;
@@ -42,18 +48,22 @@ class Keys {
     if (found == file_.metadata().end()) return std::nullopt;
     std::int64_t value = 0;
     if (const auto* list = std::get_if<std::vector<std::int64_t>>(&found->second)) {
-      if (list->empty()) fail(key, "is an empty list");
-      value = list->front();
-      if (std::ranges::any_of(*list, [value](std::int64_t other) { return other != value; })) {
-        throw UnsupportedError(file_.path(), name(key), "differs from layer to layer");
-      }
+      value = same_value(key, *list);
     } else {
       value = *file_.integer(name(key));
     }
-    if (value < 1 || value > max) {
-      fail(key, "is " + std::to_string(value) + ", expected 1 to " + std::to_string(max));
-    }
-    return static_cast<int>(value);
+    return checked(key, value, max);
+  }
+
+  // The same for a list in which 0 stands for layers without such a thing. nullopt if there is none in any.
+  std::optional<int> size_of_some(const std::string& key, std::int64_t max) const {
+    const auto found = file_.metadata().find(name(key));
+    const auto* list =
+        found == file_.metadata().end() ? nullptr : std::get_if<std::vector<std::int64_t>>(&found->second);
+    if (!list) return size(key, max);
+    std::vector<std::int64_t> some;
+    std::ranges::copy_if(*list, std::back_inserter(some), [](std::int64_t value) { return value != 0; });
+    return some.empty() ? std::nullopt : std::optional(checked(key, same_value(key, some), max));
   }
 
   int required(const std::string& key, std::int64_t max) const {
@@ -78,6 +88,21 @@ class Keys {
   }
 
  private:
+  std::int64_t same_value(const std::string& key, const std::vector<std::int64_t>& list) const {
+    if (list.empty()) fail(key, "is an empty list");
+    if (std::ranges::any_of(list, [&](std::int64_t value) { return value != list.front(); })) {
+      throw UnsupportedError(file_.path(), name(key), "differs from layer to layer");
+    }
+    return list.front();
+  }
+
+  int checked(const std::string& key, std::int64_t value, std::int64_t max) const {
+    if (value < 1 || value > max) {
+      fail(key, "is " + std::to_string(value) + ", expected 1 to " + std::to_string(max));
+    }
+    return static_cast<int>(value);
+  }
+
   const GgufFile& file_;
   std::string prefix_;
 };
@@ -97,9 +122,14 @@ int read_vocab_size(const GgufFile& file, const Keys& keys) {
 }
 
 void read_heads(const Keys& keys, ModelConfig& config) {
-  config.intermediate_size = keys.required("feed_forward_length", kMaxIntermediateSize);
+  if (!has_experts_alone(config.model_type)) {
+    config.intermediate_size = keys.required("feed_forward_length", kMaxIntermediateSize);
+  }
   config.n_heads = keys.required("attention.head_count", kMaxHeads);
-  config.n_kv_heads = keys.size("attention.head_count_kv", kMaxHeads).value_or(config.n_heads);
+  const bool has_layers_without = config.model_type == "lfm2" || config.model_type == "granitemoehybrid";
+  const std::string n_kv_heads = "attention.head_count_kv";
+  config.n_kv_heads = (has_layers_without ? keys.size_of_some(n_kv_heads, kMaxHeads) : keys.size(n_kv_heads, kMaxHeads))
+                          .value_or(config.n_heads);
   if (const auto head_dim = keys.size("attention.key_length", kMaxHeadDim)) {
     config.head_dim = *head_dim;
   } else if (config.hidden_size % config.n_heads == 0) {
@@ -190,7 +220,7 @@ void read_token_ids(const GgufFile& file, ModelConfig& config) {
   }
 }
 
-json read_raw(const GgufFile& file, const std::string& prefix, int n_layers) {
+json read_raw(const GgufFile& file, const std::string& prefix, int n_blocks) {
   json raw = json::object();
   for (const auto& [key, value] : file.metadata()) {
     if (!key.starts_with(prefix)) continue;
@@ -198,7 +228,7 @@ json read_raw(const GgufFile& file, const std::string& prefix, int n_layers) {
     std::visit(
         [&](const auto& held) {
           json element = held;
-          const bool is_long = element.is_array() && element.size() > static_cast<std::size_t>(n_layers);
+          const bool is_long = element.is_array() && element.size() > static_cast<std::size_t>(n_blocks);
           if (!is_long) raw[name] = std::move(element);
         },
         value);
@@ -216,7 +246,11 @@ ModelConfig config_from_gguf(const GgufFile& file, const ModelTypeCheck& check) 
   config.path = file.path();
   config.model_type = hugging_face_name(*architecture);
   if (check) check(config.model_type, config.path);
-  config.n_layers = keys.required("block_count", kMaxLayers);
+  const int n_blocks = keys.required("block_count", kMaxLayers);
+  config.n_layers = n_blocks;
+  if (config.model_type.starts_with("qwen3_")) {  // blocks that predict further tokens are among them
+    config.n_layers -= keys.size("nextn_predict_layers", n_blocks - 1).value_or(0);
+  }
   config.hidden_size = keys.required("embedding_length", kMaxHiddenSize);
   config.vocab_size = read_vocab_size(file, keys);
   for (const char* key : {"attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"}) {
@@ -241,13 +275,13 @@ ModelConfig config_from_gguf(const GgufFile& file, const ModelTypeCheck& check) 
   if (*architecture != "llama" && !architecture->starts_with("qwen"))
     config.sliding_window = keys.size("attention.sliding_window", kMaxPosition);
   config.tie_embeddings = !has_tensor(file, "output.weight");
-  config.attention_bias = has_tensor(file, "blk.0.attn_q.bias");
-  config.mlp_bias = has_tensor(file, "blk.0.ffn_down.bias");
+  config.attention_bias = has_tensor_like(file, ".attn_q.bias");
+  config.mlp_bias = has_tensor_like(file, ".ffn_down.bias");
   if (architecture->starts_with("gemma")) config.hidden_act = "gelu_pytorch_tanh";
   if (*architecture == "gpt-oss") config.rope.truncate = false;  // as the model is; there is no key for it
   read_token_ids(file, config);
-  config.raw = read_raw(file, *architecture + ".", config.n_layers);
-  config.family_keys = family_keys_of_gguf(config);
+  config.raw = read_raw(file, *architecture + ".", n_blocks);
+  config.family_keys = family_keys_of_gguf(config, file);
   return config;
 }
 

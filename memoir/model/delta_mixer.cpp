@@ -12,6 +12,7 @@
 #include "memoir/kernels/mlp.h"
 #include "memoir/model/config_fields.h"
 #include "memoir/model/config_limits.h"
+#include "memoir/model/gguf_keys.h"
 #include "memoir/model/layers.h"
 
 namespace mx = mlx::core;
@@ -53,7 +54,8 @@ DeltaSizes read_delta_sizes(const ModelConfig& config) {
                          fields.size("linear_num_value_heads", kMaxHeads),
                          fields.size("linear_key_head_dim", kMaxHeadDim),
                          fields.size("linear_value_head_dim", kMaxHeadDim),
-                         fields.size("linear_conv_kernel_dim", kMaxWidth)};
+                         fields.size("linear_conv_kernel_dim", kMaxWidth),
+                         fields.boolean(kTiledValueHeads).value_or(false)};
   if (sizes.n_value_heads % sizes.n_key_heads != 0) {
     fields.fail("linear_num_value_heads", "is " + std::to_string(sizes.n_value_heads) +
                                               ", no multiple of linear_num_key_heads " +
@@ -72,25 +74,18 @@ DeltaMixer::DeltaMixer(Weights& weights, const std::string& module, const DeltaS
     : sizes_(sizes),
       projections_(read_projections(weights, module, sizes)),
       convolution_{weights.convolution(module + ".conv1d.weight", sizes.channels(), sizes.width), std::nullopt, true},
-      a_log_(float_vector(weights, module + ".A_log", sizes.n_value_heads)),
+      a_(weights.decay_rates(module + ".A_log", sizes.n_value_heads)),
       dt_bias_(float_vector(weights, module + ".dt_bias", sizes.n_value_heads)),
       norm_(read_rms_norm(weights, module + ".norm", sizes.value_dim, eps)),
       out_(read_linear(weights, module + ".out_proj", sizes.hidden, sizes.values(), false)) {}
 
-DeltaMixer::Projections DeltaMixer::read_projections(Weights& weights, const std::string& module,
-                                                     const DeltaSizes& sizes) {
-  if (!weights.has(module + ".in_proj_z.weight") && !weights.has(module + ".in_proj_qkv.weight")) {
-    return read_by_key_head(weights, module, sizes);
+// Apart, or for each key head its query, its key, and the values and gates of its value heads.
+std::pair<kernels::Linear, kernels::Linear> DeltaMixer::read_joined(Weights& weights, const std::string& module,
+                                                                    const DeltaSizes& sizes) {
+  if (weights.has(module + ".in_proj_z.weight") || weights.has(module + ".in_proj_qkv.weight")) {
+    return {read_linear(weights, module + ".in_proj_qkv", sizes.channels(), sizes.hidden, false),
+            read_linear(weights, module + ".in_proj_z", sizes.values(), sizes.hidden, false)};
   }
-  return {read_linear(weights, module + ".in_proj_qkv", sizes.channels(), sizes.hidden, false),
-          read_linear(weights, module + ".in_proj_z", sizes.values(), sizes.hidden, false),
-          read_linear(weights, module + ".in_proj_b", sizes.n_value_heads, sizes.hidden, false),
-          read_linear(weights, module + ".in_proj_a", sizes.n_value_heads, sizes.hidden, false)};
-}
-
-// For each key head its query, its key, and the values and gates of its value heads; and the two gates of those.
-DeltaMixer::Projections DeltaMixer::read_by_key_head(Weights& weights, const std::string& module,
-                                                     const DeltaSizes& sizes) {
   const int n_heads = sizes.n_key_heads;
   const int n_values = sizes.values_per_key() * sizes.value_dim;
   const int block = 2 * (sizes.key_dim + n_values);
@@ -100,11 +95,27 @@ DeltaMixer::Projections DeltaMixer::read_by_key_head(Weights& weights, const std
     const std::vector<int> rows = rows_of_blocks(n_heads, block, begin, n);
     joined.insert(joined.end(), rows.begin(), rows.end());
   }
-  const int n_gates = sizes.values_per_key();
+  return {some_rows(all, joined), some_rows(all, rows_of_blocks(n_heads, block, block - n_values, n_values))};
+}
+
+// Apart, or for each key head those of its value heads.
+std::pair<kernels::Linear, kernels::Linear> DeltaMixer::read_rule_gates(Weights& weights, const std::string& module,
+                                                                        const DeltaSizes& sizes) {
+  if (weights.has(module + ".in_proj_a.weight") || weights.has(module + ".in_proj_b.weight")) {
+    return {read_linear(weights, module + ".in_proj_b", sizes.n_value_heads, sizes.hidden, false),
+            read_linear(weights, module + ".in_proj_a", sizes.n_value_heads, sizes.hidden, false)};
+  }
+  const int n = sizes.values_per_key();
   const kernels::Weight both = weights.stored_matrix(module + ".in_proj_ba", {2 * sizes.n_value_heads, sizes.hidden});
-  return {some_rows(all, joined), some_rows(all, rows_of_blocks(n_heads, block, block - n_values, n_values)),
-          some_rows(both, rows_of_blocks(n_heads, 2 * n_gates, 0, n_gates)),
-          some_rows(both, rows_of_blocks(n_heads, 2 * n_gates, n_gates, n_gates))};
+  return {some_rows(both, rows_of_blocks(sizes.n_key_heads, 2 * n, 0, n)),
+          some_rows(both, rows_of_blocks(sizes.n_key_heads, 2 * n, n, n))};
+}
+
+DeltaMixer::Projections DeltaMixer::read_projections(Weights& weights, const std::string& module,
+                                                     const DeltaSizes& sizes) {
+  auto [joined, gates] = read_joined(weights, module, sizes);
+  auto [betas, decays] = read_rule_gates(weights, module, sizes);
+  return {std::move(joined), std::move(gates), std::move(betas), std::move(decays)};
 }
 
 std::unique_ptr<cache::LayerCache> DeltaMixer::make_cache() const {
@@ -123,13 +134,19 @@ mx::array DeltaMixer::states_passed(const mx::array& joined, const mx::array& de
     const mx::array some = mx::slice(convolved.y, {0, 0, begin}, {n_sequences, n_tokens, begin + n * size});
     return mx::reshape(some, {n_sequences, n_tokens, n, size});
   };
-  kernels::GatedDelta input{part(0, sizes_.n_key_heads, sizes_.key_dim),
-                            part(sizes_.keys(), sizes_.n_key_heads, sizes_.key_dim),
+  // The rule shares a key head between neighbours; heads in turn have one each.
+  const int n_times = sizes_.has_tiled_values ? sizes_.values_per_key() : 1;
+  const auto key_part = [&](int begin) {
+    const mx::array heads = part(begin, sizes_.n_key_heads, sizes_.key_dim);
+    return n_times == 1 ? heads : mx::tile(heads, {1, 1, n_times, 1});
+  };
+  kernels::GatedDelta input{key_part(0),
+                            key_part(sizes_.keys()),
                             part(2 * sizes_.keys(), sizes_.n_value_heads, sizes_.value_dim),
                             decays,
                             betas,
                             before.state,
-                            kernels::DeltaGates{a_log_, dt_bias_}};
+                            kernels::DeltaGates{a_, dt_bias_}};
   input.normalizes = true;
   input.scale = 1 / std::sqrt(static_cast<float>(sizes_.key_dim));
   const kernels::Recurrence passed = kernels::gated_delta(input, options);
@@ -157,7 +174,7 @@ mx::array DeltaMixer::operator()(const mx::array& x, const Step& step, const Cac
 
 std::size_t DeltaMixer::size_bytes() const {
   return projections_.joined.size_bytes() + projections_.gates.size_bytes() + projections_.betas.size_bytes() +
-         projections_.decays.size_bytes() + convolution_.weight.nbytes() + a_log_.nbytes() + dt_bias_.nbytes() +
+         projections_.decays.size_bytes() + convolution_.weight.nbytes() + a_.nbytes() + dt_bias_.nbytes() +
          norm_.weight.nbytes() + out_.size_bytes();
 }
 

@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "memoir/cache/recurrent.h"
 #include "memoir/kernels/linear.h"
@@ -24,10 +25,11 @@ namespace memoir::model {
 struct DeltaSizes {
   int hidden;
   int n_key_heads;
-  int n_value_heads;  // a multiple of n_key_heads
-  int key_dim;        // of a head
-  int value_dim;      // of a head
-  int width;          // of the convolution
+  int n_value_heads;              // a multiple of n_key_heads
+  int key_dim;                    // of a head
+  int value_dim;                  // of a head
+  int width;                      // of the convolution
+  bool has_tiled_values = false;  // value head h goes with key head h % n_key_heads rather than h / values_per_key()
 
   int keys() const { return n_key_heads * key_dim; }
   int values() const { return n_value_heads * value_dim; }
@@ -40,8 +42,8 @@ DeltaSizes read_delta_sizes(const ModelConfig& config);
 
 class DeltaMixer {
  public:
-  /// Reads `module`.in_proj_qkvz and .in_proj_ba, whose rows are ordered by key head (Qwen3-Next), or .in_proj_qkv, _z,
-  /// _b and _a (Qwen3.5), and the rest. eps is that of the norm. Throws as Weights.
+  /// Reads `module`.in_proj_qkvz, whose rows are ordered by key head (Qwen3-Next), or .in_proj_qkv and _z; .in_proj_ba
+  /// (by key head), or _b and _a (Qwen3.5); and the rest. eps is that of the norm. Throws as Weights.
   DeltaMixer(Weights& weights, const std::string& module, const DeltaSizes& sizes, double eps);
 
   std::unique_ptr<cache::LayerCache> make_cache() const;
@@ -62,7 +64,10 @@ class DeltaMixer {
   };
 
   static Projections read_projections(Weights& weights, const std::string& module, const DeltaSizes& sizes);
-  static Projections read_by_key_head(Weights& weights, const std::string& module, const DeltaSizes& sizes);
+  static std::pair<kernels::Linear, kernels::Linear> read_joined(Weights& weights, const std::string& module,
+                                                                 const DeltaSizes& sizes);
+  static std::pair<kernels::Linear, kernels::Linear> read_rule_gates(Weights& weights, const std::string& module,
+                                                                     const DeltaSizes& sizes);
 
   /// joined: [B, T, channels]; decays, betas: [B, T, n_value_heads]. The rule's outputs [B, T, n_value_heads,
   /// value_dim].
@@ -72,7 +77,7 @@ class DeltaMixer {
   DeltaSizes sizes_;
   Projections projections_;
   kernels::ShortConvolution convolution_;
-  mlx::core::array a_log_;  // [n_value_heads]
+  mlx::core::array a_;  // [n_value_heads]
   mlx::core::array dt_bias_;
   kernels::Norm norm_;   // of a value head
   kernels::Linear out_;  // [hidden, values]

@@ -51,13 +51,10 @@ std::optional<kernels::SelectiveScan::Limits> read_limits(const ModelConfig& con
   return kernels::SelectiveScan::Limits{static_cast<float>(low), static_cast<float>(high)};
 }
 
-mx::array evaluated(mx::array a) {
-  mx::eval(a);
-  return a;
-}
-
 mx::array float_vector(Weights& weights, const std::string& name, int size) {
-  return evaluated(mx::astype(weights.vector(name, size), mx::float32));
+  mx::array values = mx::astype(weights.vector(name, size), mx::float32);
+  mx::eval(values);
+  return values;
 }
 
 kernels::ShortConvolution read_convolution(Weights& weights, const std::string& module, const MambaSizes& sizes,
@@ -114,7 +111,7 @@ MambaMixer::MambaMixer(Weights& weights, const std::string& module, const ModelC
       in_(read_linear(weights, module + ".in_proj", sizes.in_rows(), sizes.hidden, traits.has_in_bias)),
       multipliers_(row_multipliers(sizes, traits.multipliers)),
       convolution_(read_convolution(weights, module + ".conv1d", sizes, traits.has_convolution_bias)),
-      a_(evaluated(mx::negative(mx::exp(float_vector(weights, module + ".A_log", sizes.n_heads))))),
+      a_(weights.decay_rates(module + ".A_log", sizes.n_heads)),
       d_(float_vector(weights, module + ".D", sizes.n_heads)),
       dt_bias_(float_vector(weights, module + ".dt_bias", sizes.n_heads)),
       limits_(read_limits(config)),

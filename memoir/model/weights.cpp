@@ -69,7 +69,9 @@ mx::array Weights::convolution(const std::string& name, int n_channels, int widt
   check_is_there(name);
   const std::vector<std::int64_t> shape = shape_of(name);
   const bool is_last_one = shape.size() == 3 && shape[2] == 1;  // both forms are the same where the width is 1
-  const mx::array weight = is_last_one ? tensor(name, {n_channels, width, 1}) : tensor(name, {n_channels, 1, width});
+  const mx::array weight = shape.size() == 2 ? tensor(name, {n_channels, width})
+                           : is_last_one     ? tensor(name, {n_channels, width, 1})
+                                             : tensor(name, {n_channels, 1, width});
   const mx::array columns = mx::transpose(mx::reshape(weight, {n_channels, width}));
   mx::array typed = mx::contiguous(mx::astype(columns, kernels::activation_dtype(weight.dtype())));
   mx::eval(typed);
@@ -96,6 +98,12 @@ mx::array Weights::indices(const std::string& name, int size, int end) {
   mx::array indices = mx::astype(values, mx::int32);
   mx::eval(indices);
   return indices;
+}
+
+mx::array Weights::decay_rates(const std::string& name, int size) {
+  mx::array rates = mx::negative(mx::exp(mx::astype(vector(name, size), mx::float32)));
+  mx::eval(rates);
+  return rates;
 }
 
 mx::array Weights::centered_norm(const std::string& name, int size) {

@@ -63,7 +63,7 @@ class Weights {
   mlx::core::array tensor(const std::string& name, const std::vector<std::int64_t>& shape);
 
   /// The weight of a depthwise convolution, stored as [channels, 1, width] (Hugging Face) or [channels, width, 1]
-  /// (MLX): [width, channels], in the activations' type. Throws as matrix().
+  /// (MLX), or [channels, width] (GGUF): [width, channels], in the activations' type. Throws as matrix().
   mlx::core::array convolution(const std::string& name, int n_channels, int width);
 
   /// Whether that weight is stored in MLX's order, which tells files that mlx-lm converted: it changes norms too. False
@@ -77,6 +77,10 @@ class Weights {
   /// The vector `name` of whole numbers, [size], each at least 0 and below `end`: int32. Throws as matrix(), and
   /// FormatError for another number.
   mlx::core::array indices(const std::string& name, int size, int end);
+
+  /// How fast the states of a recurrence decay, [size] float32: -exp of the tensor `name`, or that itself in GGUF
+  /// files, whose converter has worked it out. Evaluated. Throws as matrix().
+  virtual mlx::core::array decay_rates(const std::string& name, int size);
 
   /// The weight of a norm that multiplies by 1 + w, as what it multiplies by, in float32: Hugging Face's and MLX's
   /// files hold w, GGUF files 1 + w. Throws as matrix().

@@ -1,4 +1,5 @@
 #include <mlx/ops.h>
+#include <mlx/transforms.h>
 
 #include <algorithm>
 #include <array>
@@ -62,12 +63,12 @@ class GgufWeights : public Weights {
   GgufWeights(GgufFile file, const ModelConfig& config)
       : Weights(file.path()),
         file_(std::move(file)),
-        is_interleaved_(config.model_type == "llama"),
+        is_interleaved_(config.model_type == "llama" || config.model_type == "granitemoehybrid"),
         n_heads_(config.n_heads),
         n_kv_heads_(config.n_kv_heads),
         linear_factor_(config.rope.type == "linear" ? static_cast<float>(config.rope.factor) : 1) {
     for (const GgufTensor& tensor : file_.tensors()) {
-      const std::optional<std::string> name = name_of_gguf_tensor(tensor.name, config.model_type);
+      const std::optional<std::string> name = name_of_gguf_tensor(tensor.name, config);
       if (!name) {
         offer_unknown(tensor.name);
         continue;
@@ -96,7 +97,7 @@ class GgufWeights : public Weights {
     }
     mx::array dense = read_dense(tensor);
     if (n_heads > 0) deinterleave_heads({dense.data<std::byte>(), dense.nbytes()}, n_rows, n_heads);
-    return {shape.n == 0 ? dense : mx::flatten(dense, 0, 1), std::nullopt};
+    return {mx::reshape(dense, {shape.all_rows(), shape.columns}), std::nullopt};
   }
 
   // No GGUF file has such blocks in tensors of their own: its type MXFP4 is read as a matrix.
@@ -107,6 +108,12 @@ class GgufWeights : public Weights {
   // llama.cpp's converter has added the 1.
   mx::array centered_norm(const std::string& name, int size) override {
     return mx::astype(vector(name, size), mx::float32);
+  }
+
+  mx::array decay_rates(const std::string& name, int size) override {
+    mx::array rates = mx::astype(vector(name, size), mx::float32);
+    mx::eval(rates);
+    return rates;
   }
 
   std::vector<std::int64_t> shape_of(const std::string& name) const override { return tensors_.at(name)->shape; }
@@ -123,7 +130,7 @@ class GgufWeights : public Weights {
       deinterleave_heads({dense.data<std::byte>(), dense.nbytes()}, static_cast<std::size_t>(shape[0]), n_heads);
     }
     if (name == kRopeFactors) return mx::multiply(mx::astype(dense, mx::float32), mx::array(linear_factor_));
-    return dense;
+    return mx::reshape(dense, {shape.begin(), shape.end()});
   }
 
  private:
@@ -134,9 +141,15 @@ class GgufWeights : public Weights {
     return 0;
   }
 
+  // The converter cuts some vectors into rows, or gives them an axis of 1, and makes a vector of a matrix of one row.
+  static bool is_same_vector(const GgufTensor& tensor, const std::vector<std::int64_t>& shape) {
+    const bool is_vector = shape.size() == 1 || (shape.size() == 2 && shape[0] == 1);
+    return is_vector && std::cmp_equal(tensor.n_elements(), shape.back());
+  }
+
   const GgufTensor& checked(const std::string& name, const std::vector<std::int64_t>& shape) const {
     const GgufTensor& tensor = *tensors_.at(name);
-    if (tensor.shape != shape) {
+    if (tensor.shape != shape && !is_same_vector(tensor, shape)) {
       throw FormatError(path_, tensor.name,
                         "has shape " + kernels::shape_text(tensor.shape) + ", expected " + kernels::shape_text(shape));
     }

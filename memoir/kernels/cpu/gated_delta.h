@@ -26,11 +26,11 @@ struct GatedDeltaArgs {
   TokenRows keys;     // [B, T, Hk, Dk]
   TokenRows values;   // [B, T, Hv, Dv]
 
-  /// [B, T, Hv]: the logarithm of g, and beta. With a_log and dt_bias (both [Hv]) they are what the projections gave:
-  /// log g = -exp(a_log) softplus(decay + dt_bias), beta = sigmoid(beta).
+  /// [B, T, Hv]: the logarithm of g, and beta. With a and dt_bias (both [Hv]) they are what the projections gave:
+  /// log g = a softplus(decay + dt_bias), beta = sigmoid(beta).
   TokenRows decays;
   TokenRows betas;
-  const float* a_log = nullptr;
+  const float* a = nullptr;
   const float* dt_bias = nullptr;
 
   bool normalizes = false;  // queries and keys to length 1: x / sqrt(sum x^2 + eps)

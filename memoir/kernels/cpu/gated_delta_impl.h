@@ -55,10 +55,9 @@ void prepare_gates(const GatedDeltaArgs& args, const PreparedDelta& prepared, in
     const int n = n_heads - head;
     F decay = load_some<S>(decays + head, n);
     F beta = load_some<S>(betas + head, n);
-    if (args.a_log) {
-      const F rate = exp_of<S>(load_some<S>(args.a_log + head, n));
+    if (args.a) {
       const F step = softplus_of<S>(S::add(decay, load_some<S>(args.dt_bias + head, n)));
-      decay = S::sub(S::zero(), S::mul(rate, step));
+      decay = S::mul(load_some<S>(args.a + head, n), step);
       beta = sigmoid_of<S>(beta);
     }
     float lanes[2][16];
