@@ -17,7 +17,11 @@
 #include <utility>
 #include <vector>
 
+#include "memoir/engine/generate.h"
 #include "memoir/engine/model_runner.h"
+#include "memoir/engine/prefix_store.h"
+#include "memoir/engine/session.h"
+#include "memoir/engine/speculate.h"
 #include "memoir/model/load.h"
 #include "memoir/prefix/store.h"
 #include "tests/model_files.h"
@@ -198,6 +202,10 @@ class PrefixSessions : public testing::TestWithParam<const char*> {
       }
       if (!chosen.empty()) step(chosen, is_rough && number(0, 15) == 0);
       for (Job* const job : running) {
+        const int n_left = static_cast<int>(job->tokens.size()) - runner_->offset(job->id);
+        if (is_rough && !is_done(*job) && n_left > 1 && number(0, 2) == 0) {
+          runner_->catch_up({job->id, job->tokens, static_cast<int>(job->prompt.size()), job->turn_ends}, 5);
+        }
         if (is_rough && !is_done(*job) && number(0, 30) == 0) {
           runner_->retire(job->id);  // paged out
           create(*job);
@@ -286,7 +294,7 @@ TEST_P(PrefixSessions, AreExactAndCacheWhatThePolicyPromises) {
   system_ = some_tokens(60);
   std::vector<Chat> chats(3, Chat{system_, {}, 0});
   int n_cached = 0;
-  for (int i = 0; i < 30 && !HasFailure(); ++i) {
+  for (int i = 0; i < 60 && !HasFailure(); ++i) {
     Chat& chat = chats[static_cast<std::size_t>(number(0, 2))];
     std::vector<Job> jobs = {next_job(chat)};
     jobs[0].fails = false;
@@ -309,7 +317,7 @@ TEST_P(PrefixSessions, AreExactSideBySideInTooLittleMemory) {
   make_runner(400 * (size_.row_bytes + 8) + 5 * size_.checkpoint_bytes + 10'000);
   system_ = some_tokens(60);
   std::vector<Chat> chats(6, Chat{system_, {}, 0});
-  for (int i = 0; i < 12 && !HasFailure(); ++i) {
+  for (int i = 0; i < 25 && !HasFailure(); ++i) {
     std::shuffle(chats.begin(), chats.end(), random_);
     std::vector<Job> jobs;
     const auto n_jobs = static_cast<std::size_t>(number(1, 4));
@@ -320,6 +328,46 @@ TEST_P(PrefixSessions, AreExactSideBySideInTooLittleMemory) {
   EXPECT_GT(runner_->store().report()["evicted"]["bytes"], 0);
   EXPECT_EQ(runner_->store().counters().n_failed_restores, 0U);
   EXPECT_EQ(runner_->store().counters().n_failed_inserts, 0U);
+}
+
+// A session with a store, as `memoir chat` has one; sometimes with drafts.
+TEST_P(PrefixSessions, ASessionGoesBackToWhatItHasLeft) {
+  SCOPED_TRACE("seed " + std::to_string(seed_));
+  const auto store = make_prefix_store(*reference_, {.max_bytes = kLots, .policy = kPolicy});
+  auto session = std::make_unique<Session>(*reference_, cache::CacheOptions{}, store.get());
+  NgramDrafter drafter;
+  system_ = some_tokens(60);
+  std::vector<Chat> chats(3, Chat{system_, {}, 0});
+  int n_back = 0;  // tokens that no live cache had
+  for (int i = 0; i < 20 && !HasFailure(); ++i) {
+    Chat& chat = chats[static_cast<std::size_t>(number(0, 2))];
+    const Job job = next_job(chat);
+    GenerateOptions options;
+    options.max_tokens = job.n_answer;
+    options.turn_ends = job.turn_ends;
+    options.prefill_chunk = number(20, 200);
+    if (number(0, 2) == 0) options.drafter = &drafter;
+    if (number(0, 3) == 0) {
+      options.should_cancel = [n_left = number(0, 20)]() mutable { return n_left-- == 0; };
+    }
+    Session alone(*reference_);
+    GenerateOptions plain;
+    plain.max_tokens = job.n_answer;
+    const Tokens expected = generate(alone, job.prompt, plain, nullptr).tokens;
+    const int n_live = n_shared(session->tokens(), job.prompt);
+    const Completion completion = generate(*session, job.prompt, options, nullptr);
+    const Tokens& tokens = completion.tokens;
+    EXPECT_TRUE(tokens.size() == expected.size() || options.should_cancel);
+    EXPECT_EQ(tokens, first_of(expected, static_cast<int>(tokens.size())));
+    n_back += std::max(0, completion.cached_tokens - n_live);
+    EXPECT_EQ(store->trie().check(), "");
+    chat.tokens = job.prompt;
+    chat.tokens.insert(chat.tokens.end(), tokens.begin(), tokens.end());
+    if (number(0, 7) == 0) session = std::make_unique<Session>(*reference_, cache::CacheOptions{}, store.get());
+  }
+  EXPECT_GT(n_back, 50);
+  EXPECT_EQ(store->counters().n_failed_inserts, 0U);
+  EXPECT_EQ(store->counters().n_failed_restores, 0U);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, PrefixSessions,

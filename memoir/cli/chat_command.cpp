@@ -7,6 +7,8 @@
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/line_editor.h"
+#include "memoir/cli/memory_size.h"
+#include "memoir/cli/number_checks.h"
 #include "memoir/cli/prompt_cache.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/signals.h"
@@ -14,6 +16,7 @@
 #include "memoir/cli/terminal.h"
 #include "memoir/engine/conversation.h"
 #include "memoir/engine/generate.h"
+#include "memoir/engine/prefix_store.h"
 #include "memoir/engine/session.h"
 
 namespace memoir::cli {
@@ -31,6 +34,7 @@ struct ChatArguments {
   SamplingOptions sampling;
   PromptCache cache;
   DraftOptions draft;
+  std::size_t prefix_cache_bytes = default_prefix_cache_bytes();
   std::string system;
   bool shows_stats = false;
 };
@@ -41,8 +45,10 @@ class Chat {
       : arguments_(arguments),
         tokenizer_(*loaded.tokenizer),
         template_(*loaded.tokenizer->chat_template()),
+        end_tokens_(loaded.end_tokens),
         options_(arguments.sampling.generate_options(loaded)),
-        session_(*loaded.model, arguments.kv.cache_options(loaded.model->config())) {
+        store_(make_store(arguments, *loaded.model)),
+        session_(*loaded.model, arguments.kv.cache_options(loaded.model->config()), store_.get()) {
     arguments.draft.use(loaded, options_);
     options_.should_cancel = [this] { return interrupt_.is_set(); };
     arguments.cache.load_into(session_);
@@ -69,6 +75,12 @@ class Chat {
   }
 
  private:
+  static std::unique_ptr<prefix::Store> make_store(const ChatArguments& arguments, const model::Model& model) {
+    const cache::CacheOptions caches = arguments.kv.cache_options(model.config());
+    if (arguments.prefix_cache_bytes == 0 || caches.quantize_from > 0) return nullptr;
+    return engine::make_prefix_store(model, {.max_bytes = arguments.prefix_cache_bytes}, caches);
+  }
+
   void reset() {
     conversation_.emplace(tokenizer_, template_);
     if (!arguments_.system.empty()) conversation_->add_message("system", arguments_.system);
@@ -125,6 +137,7 @@ class Chat {
                               " tokens with this message, the model's context is " + std::to_string(context) +
                               ": shorten it, or begin a new one with /reset");
     }
+    options_.turn_ends = engine::turn_ends(prompt, end_tokens_);
     const engine::Completion completion =
         engine::generate(session_, prompt, options_, &tokenizer_, [this](std::string_view text) {
           is_answering_ = true;
@@ -157,7 +170,9 @@ class Chat {
   const ChatArguments& arguments_;
   const text::Tokenizer& tokenizer_;
   text::ChatTemplate template_;
+  std::vector<TokenId> end_tokens_;
   engine::GenerateOptions options_;
+  std::unique_ptr<prefix::Store> store_;  // may be null
   engine::Session session_;
   std::optional<engine::Conversation> conversation_;
   InterruptFlag interrupt_;
@@ -195,6 +210,12 @@ void add_chat_command(CLI::App& app, Action& action) {
   arguments->sampling.add_to(*command);
   arguments->cache.add_to(*command);
   arguments->draft.add_to(*command);
+  command
+      ->add_option("--prefix-cache-bytes", arguments->prefix_cache_bytes,
+                   "bytes kept of what was computed before, for chats that go back to it (default: a quarter of the\n"
+                   "memory; with --quantized-kv-start nothing is kept)")
+      ->type_name("N")
+      ->transform(whole_number(0, std::uint64_t{1} << 50));
   command->add_flag("--stats", arguments->shows_stats, "after each answer say on stderr what was computed");
   command->footer(std::string("In the chat:\n") + kCommands +
                   "A message that can't be answered is reported and dropped, and the chat goes on. Where stdin is no\n"

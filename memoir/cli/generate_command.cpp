@@ -8,6 +8,7 @@
 #include "memoir/cli/batch_file.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
+#include "memoir/cli/memory_size.h"
 #include "memoir/cli/messages_file.h"
 #include "memoir/cli/number_checks.h"
 #include "memoir/cli/prompt_cache.h"
@@ -157,6 +158,7 @@ int run_batch(const GenerateArguments& arguments) {
   engine::ServiceOptions service_options;
   service_options.max_running = arguments.n_side_by_side;
   service_options.prefill_tokens_per_step = options.prefill_chunk;
+  service_options.prefix_cache_bytes = default_prefix_cache_bytes();
   const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), service_options);
   ProgressLine progress("requests");
   engine::generate_batch(

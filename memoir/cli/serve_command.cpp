@@ -11,6 +11,7 @@
 #include "memoir/base/error.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
+#include "memoir/cli/memory_size.h"
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/number_checks.h"
 #include "memoir/cli/signals.h"
@@ -99,7 +100,9 @@ int run_serve(ServeArguments arguments) {
   const std::string name = model.name();
   const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), arguments.service);
   const StopSignals signals;
-  server.set_ready(std::move(model), *service);
+  const server::CacheHooks hooks{[&service] { return server::Json::parse(service->prefix_cache_report()); },
+                                 [&service] { service->clear_prefix_cache(); }};
+  server.set_ready(std::move(model), *service, hooks);
   server.log().write("info", "ready", {{"address", address}, {"model", name}});
   write_out(address + "\n");
 
@@ -123,8 +126,7 @@ void add_service_options(CLI::App& command, ServeArguments& arguments) {
   whole("--prefill-chunk", arguments.service.prefill_tokens_per_step, 1, 1 << 20, "tokens of prompts in one step")
       ->capture_default_str();
   whole("--prefix-cache-bytes", arguments.service.prefix_cache_bytes, 0, std::uint64_t{1} << 50,
-        "bytes kept of ended requests for later ones")
-      ->capture_default_str();
+        "bytes kept of what requests have computed, for later ones (default: a quarter of the memory)");
   whole("--max-context", arguments.max_context, 1, 1 << 30, "tokens of a prompt and its answer (default: the model's)");
 }
 
@@ -154,6 +156,7 @@ void add_http_options(CLI::App& command, ServeArguments& arguments) {
 
 void add_serve_command(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<ServeArguments>();
+  arguments->service.prefix_cache_bytes = default_prefix_cache_bytes();
   CLI::App* command = app.add_subcommand("serve", "answer over HTTP as OpenAI and Ollama do");
   arguments->run.add_to(*command);
   command->add_option("--alias", arguments->alias, "the model's name for clients (default: of its file)")

@@ -1,8 +1,19 @@
 #include "memoir/engine/conversation.h"
 
+#include <algorithm>
+
 #include <utility>
 
 namespace memoir::engine {
+
+std::vector<int> turn_ends(std::span<const TokenId> prompt, std::span<const TokenId> end_tokens) {
+  std::vector<int> offsets;
+  for (std::size_t i = 0; i + 1 < prompt.size(); ++i) {
+    if (std::find(end_tokens.begin(), end_tokens.end(), prompt[i]) == end_tokens.end()) continue;
+    offsets.push_back(static_cast<int>(i) + 1);
+  }
+  return offsets;
+}
 
 text::ChatTemplate::Inputs template_inputs(const text::Tokenizer& tokenizer, nlohmann::ordered_json messages) {
   text::ChatTemplate::Inputs inputs;

@@ -15,6 +15,7 @@
 // Ownership: refers to the tokenizer and template, which must outlive it. Threads: one at a time.
 
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,9 @@ class Conversation {
   std::string known_text_;  // the last prompt that was answered, and its answer
   std::vector<TokenId> known_tokens_;
 };
+
+/// The offsets behind those tokens of a prompt that end a turn, but for its last.
+std::vector<int> turn_ends(std::span<const TokenId> prompt, std::span<const TokenId> end_tokens);
 
 /// What a chat template needs to know of a model's tokenizer.
 text::ChatTemplate::Inputs template_inputs(const text::Tokenizer& tokenizer, nlohmann::ordered_json messages);

@@ -94,7 +94,7 @@ Generation::~Generation() {
 
 void Generation::start(std::span<const TokenId> prompt) {
   check_prompt(prompt, session_.model());
-  cached_tokens_ = session_.reuse(prompt);
+  cached_tokens_ = session_.reuse(prompt, options_.turn_ends);
   sampler_.prime(prompt);
   if (options_.drafter) text_.assign(prompt.begin(), prompt.end());
   prefill(prompt.subspan(static_cast<std::size_t>(cached_tokens_)), static_cast<int>(prompt.size()));

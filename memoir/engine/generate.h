@@ -33,6 +33,7 @@ struct GenerateOptions {
   SamplerOptions sampler;
   std::vector<TokenId> stop_tokens;       // end the text and are no part of it
   std::vector<std::string> stop_strings;  // the same, found in the text; ignored without a tokenizer
+  std::vector<int> turn_ends;             // of the prompt: where a chat's turns end, for the session's prefix store
 
   Drafter* drafter = nullptr;  // may be null; must outlive the run
   int max_drafts = 8;          // in one forward pass, 1 to DraftLength::kMax

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "memoir/cache/layout.h"
+#include "memoir/engine/prefix_store.h"
 #include "memoir/engine/scheduler.h"
 #include "memoir/model/load.h"
 
@@ -37,13 +38,6 @@ CacheCost measured_cost(const model::Model& model) {
   return {one_step - std::min(one_step, step_bytes), per_token, n_step};
 }
 
-/// The same of what the prefix cache keeps of a sequence.
-prefix::StateSize measured_state(const model::Model& model) {
-  cache::ModelCache cache = model.make_cache();
-  model.forward(std::vector<TokenId>{0}, cache, model::LogitRows::kLast);
-  return prefix::state_size(cache);
-}
-
 prefix::KnownTokens known_tokens(const StepRunner::NewSequence& sequence) {
   return {sequence.tokens, sequence.n_prompt, sequence.turn_ends, sequence.max_cache_bytes};
 }
@@ -51,9 +45,7 @@ prefix::KnownTokens known_tokens(const StepRunner::NewSequence& sequence) {
 }  // namespace
 
 ModelRunner::ModelRunner(std::unique_ptr<model::Model> model, const prefix::StoreOptions& options)
-    : model_(std::move(model)),
-      store_([model = model_.get()] { return model->make_cache(); }, measured_state(*model_), options),
-      cost_(measured_cost(*model_)) {}
+    : model_(std::move(model)), store_(make_prefix_store(*model_, options)), cost_(measured_cost(*model_)) {}
 
 const ModelRunner::Sequence& ModelRunner::at(SequenceId sequence) const {
   const auto found = sequences_.find(sequence);
@@ -72,14 +64,14 @@ int ModelRunner::create(const NewSequence& sequence) {
     throw std::invalid_argument("[engine.ModelRunner] sequence " + std::to_string(sequence.id) + " exists already");
   }
   prefix::Lease lease;
-  cache::ModelCache cache = store_.begin(lease, known_tokens(sequence));
+  cache::ModelCache cache = store_->begin(lease, known_tokens(sequence));
   const auto place = sequences_.emplace(sequence.id, Sequence{std::move(cache), std::move(lease)}).first;
   return place->second.cache.offset();
 }
 
 int ModelRunner::catch_up(const NewSequence& sequence, int min_gain) {
   Sequence& own = at(sequence.id);
-  store_.catch_up(own.lease, own.cache, known_tokens(sequence), min_gain);
+  store_->catch_up(own.lease, own.cache, known_tokens(sequence), min_gain);
   return own.cache.offset();
 }
 
@@ -122,7 +114,7 @@ std::vector<std::span<float>> ModelRunner::run(std::span<const Slice> slices) {
   try {
     for (const Slice& slice : slices) {
       Sequence& sequence = at(slice.sequence);
-      store_.prepare(sequence.lease, sequence.cache, slice.tokens);
+      store_->prepare(sequence.lease, sequence.cache, slice.tokens);
     }
     outputs = forward(slices);
     std::vector<mx::array> wanted = outputs->states;
@@ -137,7 +129,7 @@ std::vector<std::span<float>> ModelRunner::run(std::span<const Slice> slices) {
     undo(slices, offsets, is_built);
     throw;
   }
-  for (const Slice& slice : slices) store_.record(at(slice.sequence).lease, at(slice.sequence).cache);
+  for (const Slice& slice : slices) store_->record(at(slice.sequence).lease, at(slice.sequence).cache);
   return rows_of(slices, *outputs);
 }
 
@@ -166,7 +158,7 @@ std::vector<std::span<float>> ModelRunner::rows_of(std::span<const Slice> slices
 void ModelRunner::undo(std::span<const Slice> slices, const std::vector<int>& offsets, bool is_built) {
   for (std::size_t i = 0; i < slices.size(); ++i) {
     Sequence& sequence = at(slices[i].sequence);
-    store_.cancel_pass(sequence.lease, sequence.cache);
+    store_->cancel_pass(sequence.lease, sequence.cache);
     if (is_built || offsets[i] == 0 || !sequence.cache.rewind(offsets[i])) sequence.cache.free();
   }
 }
@@ -182,7 +174,7 @@ std::size_t ModelRunner::cache_bytes(SequenceId sequence) const {
 void ModelRunner::retire(SequenceId sequence) noexcept {
   const auto found = sequences_.find(sequence);
   if (found == sequences_.end()) return;
-  store_.end(found->second.lease, found->second.cache);
+  store_->end(found->second.lease, found->second.cache);
   sequences_.erase(found);
 }
 

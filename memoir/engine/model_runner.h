@@ -35,11 +35,11 @@ class ModelRunner : public StepRunner {
   std::size_t cache_bytes(SequenceId sequence) const override;
   void retire(SequenceId sequence) noexcept override;
   void drop(SequenceId sequence) noexcept override { sequences_.erase(sequence); }
-  std::size_t kept_bytes() const override { return store_.size_bytes(); }
-  std::string kept_report() override { return store_.report().dump(); }
-  void clear_kept() override { store_.clear(); }
+  std::size_t kept_bytes() const override { return store_->size_bytes(); }
+  std::string kept_report() override { return store_->report().dump(); }
+  void clear_kept() override { store_->clear(); }
 
-  prefix::Store& store() { return store_; }
+  prefix::Store& store() { return *store_; }
 
  private:
   struct Sequence {
@@ -60,7 +60,7 @@ class ModelRunner : public StepRunner {
   std::vector<std::span<float>> rows_of(std::span<const Slice> slices, const Outputs& outputs);
 
   std::unique_ptr<model::Model> model_;
-  prefix::Store store_;
+  std::unique_ptr<prefix::Store> store_;
   CacheCost cost_;
   std::map<SequenceId, Sequence> sequences_;
   std::vector<std::vector<float>> rows_;  // what run() returned last

@@ -2,8 +2,12 @@
 
 // A model's cache together with the tokens that it holds, so that a prompt which repeats them is not computed again.
 //
+// With a prefix store it also keeps there what it has computed, and begins with what is there where that is more than
+// its own cache can go back to: after an edited turn, or a text that it had left.
+//
 // Invariant between calls: tokens().size() == cache().offset().
-// Ownership: owns its cache; refers to the model, which must outlive it. Threads: the thread that owns MLX's work.
+// Ownership: owns its cache; refers to the model and the store, which must outlive it. Threads: the thread that owns
+// MLX's work.
 
 #include <mlx/array.h>
 
@@ -14,6 +18,7 @@
 #include "memoir/base/types.h"
 #include "memoir/cache/kv.h"
 #include "memoir/model/model.h"
+#include "memoir/prefix/store.h"
 
 namespace memoir::cache {
 class Transaction;
@@ -23,8 +28,8 @@ namespace memoir::engine {
 
 class Session {
  public:
-  /// Throws as Model::make_cache.
-  explicit Session(const model::Model& model, const cache::CacheOptions& options = {});
+  /// store: may be null; else of this model with these options (make_prefix_store). Throws as Model::make_cache.
+  explicit Session(const model::Model& model, const cache::CacheOptions& options = {}, prefix::Store* store = nullptr);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -39,12 +44,15 @@ class Session {
   void adopt(cache::ModelCache cache, std::vector<TokenId> tokens);
 
   /// Rewinds the cache to the longest beginning that its tokens share with `prompt`, at most all but the prompt's
-  /// last token: at least one token has to be computed to get logits. Where the cache can't go there, it is emptied.
+  /// last token: at least one token has to be computed to get logits. Where the cache can't go there, it is emptied; or
+  /// replaced by what the store has, if that is longer.
+  /// turn_ends: offsets in the prompt where a chat's turns end, for the store.
   /// Returns the number of the prompt's tokens that are in the cache now. An open draft is rolled back before.
-  int reuse(std::span<const TokenId> prompt);
+  int reuse(std::span<const TokenId> prompt, std::span<const int> turn_ends = {});
 
   /// Model::forward on the session's cache, with its errors; on a throw the session is as before, or
-  /// empty where the cache is. Rows are quantized once there are as many as the options say.
+  /// empty where the cache is. Rows are quantized once there are as many as the options say. With a store, evaluates
+  /// what the call before computed of a prompt.
   mlx::core::array forward(std::span<const TokenId> tokens, model::LogitRows rows);
 
   /// Opens a transaction (cache/transaction.h) over the next n_max tokens at most, with its errors.
@@ -62,10 +70,15 @@ class Session {
   void roll_back_draft() noexcept;
 
  private:
+  void record_pass() noexcept;
+
   const model::Model& model_;
   cache::CacheOptions options_;
   cache::ModelCache cache_;
   std::vector<TokenId> tokens_;
+  prefix::Store* store_;
+  prefix::Lease lease_;
+  bool has_pass_ = false;  // which the store was told of, and has not recorded
   std::unique_ptr<cache::Transaction> draft_;
   std::size_t n_before_draft_ = 0;  // tokens
 };

@@ -40,20 +40,37 @@ int Store::restorable(std::span<const TokenId> tokens) {
   return is_on() ? trie_.lookup(token_keys(tokens), needs_).restorable.offset : 0;
 }
 
-cache::ModelCache Store::begin(Lease& lease, const KnownTokens& known) {
+// A lease of these tokens, without a place yet.
+void Store::open(Lease& lease, const KnownTokens& known) const {
   if (known.tokens.empty() || known.n_prompt < 1 || static_cast<std::size_t>(known.n_prompt) > known.tokens.size()) {
     throw std::invalid_argument("[prefix.begin] " + std::to_string(known.tokens.size()) + " tokens, of which " +
                                 std::to_string(known.n_prompt) + " are the prompt, expected at least one");
   }
   lease = Lease();
-  if (!is_on()) return make_cache_();
+  if (!is_on()) return;
   lease.keys_ = token_keys(known.tokens);
   lease.n_prompt_ = known.n_prompt;
+}
 
+// It begins at `offset`, the match's restorable one.
+void Store::settle(Lease& lease, const Match& match, int offset, const KnownTokens& known) {
+  lease.pin_ = trie_.pin(match.restorable);
+  lease.restored_ = lease.last_checkpoint_ = offset;
+  lease.matched_ = std::max(offset, match.matched);
+  if (!needs_.checkpoint || offset >= known.n_prompt) return;
+  std::vector<int> turn_ends(known.turn_ends.begin(), known.turn_ends.end());
+  std::sort(turn_ends.begin(), turn_ends.end());
+  const int matched = std::min(lease.matched_, known.n_prompt);
+  lease.plan_ = plan_prompt({known.n_prompt, offset, matched, turn_ends, size_}, options_.policy);
+}
+
+cache::ModelCache Store::begin(Lease& lease, const KnownTokens& known) {
+  open(lease, known);
+  if (!is_on()) return make_cache_();
   Match match;
   std::optional<cache::ModelCache> cache;
   LookupOptions lookup;
-  for (int n_tries = 0; !cache; ++n_tries) {
+  for (int n_tries = 0;; ++n_tries) {
     if (n_tries == kMaxRestores) lookup.max_offset = 0;
     match = trie_.lookup(lease.keys_, needs_, lookup);
     if (match.restorable.offset == 0) break;
@@ -65,16 +82,20 @@ cache::ModelCache Store::begin(Lease& lease, const KnownTokens& known) {
     lookup.max_offset = is_too_large ? 0 : match.restorable.node->from();
   }
   trie_.use(match, static_cast<int>(known.tokens.size()));
-  lease.pin_ = trie_.pin(match.restorable);
-  lease.restored_ = lease.last_checkpoint_ = match.restorable.offset;
-  lease.matched_ = match.matched;
-  if (needs_.checkpoint && lease.restored_ < known.n_prompt) {
-    std::vector<int> turn_ends(known.turn_ends.begin(), known.turn_ends.end());
-    std::sort(turn_ends.begin(), turn_ends.end());
-    const int matched = std::min(match.matched, known.n_prompt);
-    lease.plan_ = plan_prompt({known.n_prompt, lease.restored_, matched, turn_ends, size_}, options_.policy);
-  }
+  settle(lease, match, match.restorable.offset, known);
   return cache ? std::move(*cache) : make_cache_();
+}
+
+void Store::follow(Lease& lease, const cache::ModelCache& cache, const KnownTokens& known) {
+  open(lease, known);
+  const int offset = cache.offset();
+  if (static_cast<std::size_t>(offset) > known.tokens.size()) {
+    throw std::invalid_argument("[prefix.follow] the cache holds " + std::to_string(offset) + " tokens, of " +
+                                std::to_string(known.tokens.size()));
+  }
+  if (!is_on()) return;
+  const auto any = [](const Node&, int limit) { return Reach{limit, true}; };
+  settle(lease, trie_.lookup(lease.keys_, any, {.n_left = 0, .max_offset = offset}), offset, known);
 }
 
 bool Store::catch_up(Lease& lease, cache::ModelCache& cache, const KnownTokens& known, int min_gain) {

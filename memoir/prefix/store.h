@@ -106,6 +106,10 @@ class Store {
   /// n_prompt is not from 1 to their number, and what make_cache throws.
   cache::ModelCache begin(Lease& lease, const KnownTokens& known);
 
+  /// Begins a sequence with a cache that holds the first tokens of `known` already, all but the last at most (all, if
+  /// nothing is to be computed). Throws std::invalid_argument as begin(), and if it holds more tokens than there are.
+  void follow(Lease& lease, const cache::ModelCache& cache, const KnownTokens& known);
+
   /// For a sequence that has still a prompt to compute: others may have computed the same since it began. If begin()
   /// would restore at least min_gain tokens more than the cache holds, it does: cache and lease are replaced. Returns
   /// whether that was so; if not, both are as they were.
@@ -146,6 +150,8 @@ class Store {
   void insert(Lease& lease, const CacheParts& parts, int to, std::unique_ptr<StateCheckpoint> checkpoint,
               CheckpointRule rule);
   bool make_room(std::size_t n_bytes);
+  void open(Lease& lease, const KnownTokens& known) const;
+  void settle(Lease& lease, const Match& match, int offset, const KnownTokens& known);
   void go_back(Lease& lease, int offset);
 
   std::function<cache::ModelCache()> make_cache_;

@@ -1,6 +1,5 @@
 #include "memoir/server/prompt.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "memoir/base/error.h"
@@ -129,15 +128,6 @@ void describe_tools(Json& messages, const Json& tools) {
   }
 }
 
-void find_turn_ends(const ServedModel& model, Prompt& prompt) {
-  const auto& ends = model.end_tokens();
-  for (std::size_t i = 0; i + 1 < prompt.tokens.size(); ++i) {
-    if (std::find(ends.begin(), ends.end(), prompt.tokens[i]) != ends.end()) {
-      prompt.turn_ends.push_back(static_cast<int>(i) + 1);
-    }
-  }
-}
-
 std::string render(const ServedModel& model, ChatInput input) {
   text::ChatTemplate::Inputs inputs = engine::template_inputs(model.tokenizer(), std::move(input.messages));
   inputs.tools = std::move(input.tools);
@@ -176,7 +166,7 @@ Prompt chat_prompt(const ServedModel& model, ChatInput input) {
   const std::size_t end = text.find_last_not_of(" \t\r\n");
   prompt.begins_in_thoughts =
       model.may_think() && end != std::string::npos && std::string_view(text).substr(0, end + 1).ends_with("<think>");
-  find_turn_ends(model, prompt);
+  prompt.turn_ends = engine::turn_ends(prompt.tokens, model.end_tokens());
   return prompt;
 }
 
@@ -188,7 +178,7 @@ Prompt text_prompt(const ServedModel& model, std::string_view text) {
     if (!begin) throw bad_field("prompt", "is empty");
     prompt.tokens.push_back(*begin);
   }
-  find_turn_ends(model, prompt);
+  prompt.turn_ends = engine::turn_ends(prompt.tokens, model.end_tokens());
   return prompt;
 }
 
@@ -202,7 +192,7 @@ Prompt token_prompt(const ServedModel& model, std::vector<TokenId> tokens, const
   }
   Prompt prompt;
   prompt.tokens = std::move(tokens);
-  find_turn_ends(model, prompt);
+  prompt.turn_ends = engine::turn_ends(prompt.tokens, model.end_tokens());
   return prompt;
 }
 

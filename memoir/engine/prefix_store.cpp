@@ -1,0 +1,21 @@
+#include "memoir/engine/prefix_store.h"
+
+#include <stdexcept>
+#include <vector>
+
+namespace memoir::engine {
+
+std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, const prefix::StoreOptions& options,
+                                                 const cache::CacheOptions& caches) {
+  if (caches.quantization && caches.quantize_from > 0) {
+    throw std::invalid_argument("[engine.make_prefix_store] rows are quantized from token " +
+                                std::to_string(caches.quantize_from) + " on, expected one format from the first");
+  }
+  // The arrays know their sizes, and are never computed.
+  cache::ModelCache cache = model.make_cache(caches);
+  model.forward(std::vector<TokenId>{0}, cache, model::LogitRows::kLast);
+  const auto make_cache = [&model, caches] { return model.make_cache(caches); };
+  return std::make_unique<prefix::Store>(make_cache, prefix::state_size(cache), options);
+}
+
+}  // namespace memoir::engine

@@ -1,0 +1,19 @@
+#pragma once
+
+// A prefix::Store for a model, with what it has to know of the model's caches measured on one.
+
+#include <memory>
+
+#include "memoir/cache/kv.h"
+#include "memoir/model/model.h"
+#include "memoir/prefix/store.h"
+
+namespace memoir::engine {
+
+/// For caches that model.make_cache(caches) makes; the model must outlive the store. Computes nothing.
+/// Throws std::invalid_argument as make_cache and prefix::Store do, and if the caches' format changes on the way
+/// (caches.quantize_from > 0).
+std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, const prefix::StoreOptions& options,
+                                                 const cache::CacheOptions& caches = {});
+
+}  // namespace memoir::engine
