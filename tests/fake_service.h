@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
@@ -60,6 +61,17 @@ inline text::Tokenizer fake_tokenizer(const std::string& chat_template,
   return tokenizer;
 }
 
+inline constexpr int kFakeEmbedding = 3;
+
+/// What the fake engine makes of a text: some values that depend on it, at length 1.
+inline std::vector<float> fake_embedding(const std::vector<TokenId>& tokens, engine::Pooling pooling) {
+  const float a = pooling == engine::Pooling::kMean ? 1 : -1;
+  const auto b = static_cast<float>(tokens.size());
+  const auto c = static_cast<float>(tokens.back());
+  const float length = std::sqrt(a * a + b * b + c * c);
+  return {a / length, b / length, c / length};
+}
+
 inline server::ServedModel fake_model(const text::Tokenizer& tokenizer, int context = 4096) {
   server::ModelDetails details;
   details.family = "llama";
@@ -68,7 +80,8 @@ inline server::ServedModel fake_model(const text::Tokenizer& tokenizer, int cont
   details.quantization = "Q4_1";
   details.size_bytes = 98'000'000;
   details.modified = std::chrono::system_clock::time_point(std::chrono::seconds(1'760'000'000));
-  return server::ServedModel({"fake", tokenizer, {*tokenizer.eos()}, context, tokenizer.n_vocab(), details});
+  return server::ServedModel(
+      {"fake", tokenizer, {*tokenizer.eos()}, context, tokenizer.n_vocab(), details, kFakeEmbedding});
 }
 
 class FakeService : public engine::Service {
@@ -104,8 +117,8 @@ class FakeService : public engine::Service {
       ++n_refused_;
       return engine::Refusal::kQueueFull;
     }
-    last_ = {request.prompt,       request.max_tokens,  request.sampler,   request.stop_tokens,
-             request.stop_strings, request.n_likeliest, request.turn_ends, request.priority};
+    last_ = {request.prompt,      request.max_tokens, request.sampler,  request.stop_tokens, request.stop_strings,
+             request.n_likeliest, request.turn_ends,  request.priority, request.embedding};
     requests_.emplace_back(next_id_, std::move(request), tokenizer_);
     auto& run = requests_.back();
     run.script = tokenizer_.encode(options_.answer(run.request));
@@ -156,6 +169,7 @@ class FakeService : public engine::Service {
     std::optional<int> n_likeliest;
     std::vector<int> turn_ends;
     int priority = 0;
+    std::optional<engine::Pooling> embedding;
   };
   Seen last() const {
     const std::lock_guard lock(mutex_);
@@ -255,7 +269,12 @@ class FakeService : public engine::Service {
       run.has_prefilled = is_done;
       if (!is_done) return false;
     }
-    if (run.n_tokens >= run.request.max_tokens) return finish(run, engine::FinishReason::kLength);
+    if (run.request.embedding && options_.fails_after != 0) {
+      run.request.on_event(engine::EmbeddingEvent{fake_embedding(run.request.prompt, *run.request.embedding)});
+      return finish(run, engine::FinishReason::kStop);
+    }
+    if (run.n_tokens >= run.request.max_tokens && !run.request.embedding)
+      return finish(run, engine::FinishReason::kLength);
     if (run.n_tokens == options_.fails_after) {
       run.request.on_event(engine::Failed{"it was told to", counts(run)});
       return true;

@@ -227,7 +227,7 @@ TEST_F(Ollama, ErrorsHaveOllamasForm) {
   const RawResponse response = post("/api/generate", body);
   EXPECT_EQ(response.status, 404);
   EXPECT_EQ(response.json(), (Json{{"error", "model 'llama3' not found"}}));
-  EXPECT_EQ(post("/api/embed", generate()).status, 501);
+  EXPECT_EQ(post("/api/pull", generate()).status, 501);
   EXPECT_TRUE(post("/api/nothing", generate()).json().at("error").is_string());
 }
 
@@ -261,6 +261,7 @@ TEST_F(Ollama, TagsShowPsAndVersionDescribeTheModel) {
   EXPECT_EQ(shown.at("template"), kPlainTemplate);
   EXPECT_EQ(shown.at("model_info").at("general.architecture"), "llama");
   EXPECT_EQ(shown["model_info"].at("llama.context_length"), 4096);
+  EXPECT_EQ(shown["model_info"].at("llama.embedding_length"), kFakeEmbedding);
   EXPECT_EQ(shown.at("capabilities"), Json::array({"completion", "tools"}));
   EXPECT_EQ(post("/api/show", Json{{"name", "none"}}).status, 404);
   EXPECT_EQ(get("/api/version").json(), (Json{{"version", "1.2.3"}}));

@@ -521,9 +521,9 @@ TEST_F(OpenAi, OfSeveralTextsThatDoNotAllFitNoneStays) {
   EXPECT_TRUE(eventually([&] { return service_->n_open() == 0; }));
 }
 
-TEST_F(OpenAi, EmbeddingsAreNotImplemented) {
+TEST_F(OpenAi, ResponsesAreNotImplemented) {
   start();
-  const RawResponse response = post("/v1/embeddings", Json{{"input", "x"}});
+  const RawResponse response = post("/v1/responses", Json{{"input", "x"}});
   EXPECT_EQ(response.status, 501);
   EXPECT_EQ(response.json()["error"]["code"], "not_supported");
 }

@@ -31,6 +31,7 @@ struct ServeArguments {
   server::ServerOptions server;
   std::string alias;
   std::string log_format = "text";
+  std::string pooling = "mean";
   int max_context = 0;
   int keep_alive_s = 10;
   int drain_timeout_s = 30;
@@ -72,7 +73,8 @@ server::ServedModel served_model(const ServeArguments& arguments, const model::L
                               .end_tokens = loaded.end_tokens,
                               .context = context,
                               .n_vocab = loaded.model->config().vocab_size,
-                              .details = details_of(loaded, path)});
+                              .details = details_of(loaded, path),
+                              .n_embedding = loaded.model->config().hidden_size});
 }
 
 // ---- The run
@@ -84,6 +86,7 @@ bool is_loopback(const std::string& host) {
 int run_serve(ServeArguments arguments) {
   arguments.server.version = MEMOIR_VERSION;
   arguments.server.log_format = arguments.log_format == "json" ? server::LogFormat::kJson : server::LogFormat::kText;
+  arguments.server.routes.pooling = arguments.pooling == "last" ? engine::Pooling::kLast : engine::Pooling::kMean;
   arguments.server.routes.keep_alive_interval = std::chrono::seconds(arguments.keep_alive_s);
   if (arguments.max_context > 0) arguments.service.max_context = arguments.max_context;
   const std::string host = arguments.server.http.host;
@@ -161,6 +164,10 @@ void add_serve_command(CLI::App& app, Action& action) {
   arguments->run.add_to(*command);
   command->add_option("--alias", arguments->alias, "the model's name for clients (default: of its file)")
       ->type_name("NAME");
+  command->add_option("--pooling", arguments->pooling, "of tokens' states into an embedding")
+      ->check(CLI::IsMember({"mean", "last"}))
+      ->type_name("mean|last")
+      ->capture_default_str();
   add_http_options(*command, *arguments);
   add_service_options(*command, *arguments);
   command->add_option("--log-format", arguments->log_format, "of the log on stderr")

@@ -51,4 +51,14 @@ inline ApiError not_ready(const std::string& why) {
   return error;
 }
 
+/// 503: a request that runs is cancelled because the server stops.
+inline ApiError cancelled_by_stop() {
+  return not_ready("the request was cancelled: the server is stopping");
+}
+
+/// 500: the engine failed on this request.
+inline ApiError engine_failure(const std::string& message) {
+  return ApiError(500, "the engine failed: " + message, {}, "engine_error");
+}
+
 }  // namespace memoir::server

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "memoir/server/embedding_routes.h"
 #include "memoir/server/generation.h"
 #include "memoir/server/ollama_response.h"
 #include "memoir/server/ollama_routes.h"
@@ -101,6 +102,9 @@ class ApiServer::Impl {
     generate("/v1/completions", answer_completions);
     generate("/api/generate", answer_ollama_generate);
     generate("/api/chat", answer_ollama_chat);
+    generate("/v1/embeddings", answer_embeddings);
+    generate("/api/embed", answer_ollama_embed);
+    generate("/api/embeddings", answer_ollama_embeddings);
     get_from_model("/api/tags", ollama_tags);
     get_from_model("/api/ps", ollama_ps);
     get_from_model("/v1/models", [](const ServedModel& model) {
@@ -117,8 +121,7 @@ class ApiServer::Impl {
     get("/metrics", [this](Exchange& exchange) { show_metrics(exchange); });
     get("/cache", [this](Exchange& exchange) { show_cache(exchange); });
     post("/cache/clear", [this](Exchange& exchange) { clear_cache(exchange); });
-    for (const char* path : {"/v1/embeddings", "/v1/responses", "/api/embed", "/api/embeddings", "/api/pull",
-                             "/api/push", "/api/create", "/api/copy"}) {
+    for (const char* path : {"/v1/responses", "/api/pull", "/api/push", "/api/create", "/api/copy"}) {
       post(path, [](Exchange&) -> void { throw ApiError(501, "not supported by this server", {}, "not_supported"); });
     }
   }

@@ -20,18 +20,35 @@ std::string reason_of(const std::invalid_argument& error) {
 }
 
 int max_tokens_for(const Prompt& prompt, const GenerationOptions& options, int context, const std::string& field) {
-  const auto n_prompt = static_cast<int>(std::min<std::size_t>(prompt.tokens.size(), 1U << 30));
-  if (n_prompt > context) {
-    throw ApiError(400,
-                   field + ": the prompt has " + std::to_string(n_prompt) +
-                       " tokens, more than the model's context of " + std::to_string(context),
-                   field, "context_length_exceeded");
-  }
-  const int room = std::max(1, context - n_prompt);
+  check_length(prompt, context, field);
+  const int room = std::max(1, context - static_cast<int>(prompt.tokens.size()));
   return options.max_tokens ? std::min(*options.max_tokens, room) : room;
 }
 
 }  // namespace
+
+void check_length(const Prompt& prompt, int context, const std::string& field) {
+  const std::size_t n_prompt = prompt.tokens.size();
+  if (n_prompt <= static_cast<std::size_t>(context)) return;
+  throw ApiError(400,
+                 field + ": the prompt has " + std::to_string(n_prompt) + " tokens, more than the model's context of " +
+                     std::to_string(context),
+                 field, "context_length_exceeded");
+}
+
+std::optional<engine::RequestId> submit_request(engine::Service& service, engine::Request request) {
+  std::variant<engine::RequestId, engine::Refusal> answer;
+  try {
+    answer = service.submit(std::move(request));
+  } catch (const std::invalid_argument& error) {
+    throw ApiError(400, reason_of(error));
+  }
+  if (const auto* refusal = std::get_if<engine::Refusal>(&answer)) {
+    if (*refusal == engine::Refusal::kQueueFull) return std::nullopt;
+    throw not_ready("the server is stopping");
+  }
+  return std::get<engine::RequestId>(answer);
+}
 
 std::shared_ptr<engine::Constraint> Constraints::of(const ServedModel& model, const Json& schema,
                                                     const std::string& field) {
@@ -83,19 +100,11 @@ void Generation::submit(const Prompt& prompt, const GenerationOptions& options, 
     const int index = n_texts();
     request.on_event = [queue = queue_, index](const engine::Event& event) { queue->push(index, event); };
     const auto now = std::chrono::steady_clock::now();
-    std::variant<engine::RequestId, engine::Refusal> answer;
-    try {
-      answer = backend_.service.submit(std::move(request));
-    } catch (const std::invalid_argument& error) {
-      throw ApiError(400, reason_of(error));
-    }
-    if (const auto* refusal = std::get_if<engine::Refusal>(&answer)) {
-      if (*refusal == engine::Refusal::kQueueFull) throw queue_full();
-      throw not_ready("the server is stopping");
-    }
+    const auto id = submit_request(backend_.service, std::move(request));
+    if (!id) throw queue_full();
     OutputParser::Options output = options.output;
     output.begins_in_thoughts = prompt.begins_in_thoughts && output.finds_thoughts;
-    texts_.push_back({.id = std::get<engine::RequestId>(answer),
+    texts_.push_back({.id = *id,
                       .parser = OutputParser(output),
                       .parses_output = options.parses_output,
                       .is_first = i == 0,

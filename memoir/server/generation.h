@@ -47,6 +47,13 @@ struct Backend {
   Constraints& constraints;
 };
 
+/// Asks the engine. nullopt: its queue is full. Throws ApiError: 400 for what the engine does not take, 503 while it is
+/// draining.
+std::optional<engine::RequestId> submit_request(engine::Service& service, engine::Request request);
+
+/// Throws ApiError 400 naming `field` if the prompt has more tokens than fit the context.
+void check_length(const Prompt& prompt, int context, const std::string& field);
+
 struct GenerationOptions {
   engine::SamplerOptions sampler;
   std::optional<int> max_tokens;  // nullopt: as many as fit

@@ -11,19 +11,6 @@ constexpr int kMaxTokens = 1 << 30;
 constexpr std::size_t kMaxStops = 16;
 constexpr int kMaxLikeliest = 20;
 
-// Numbers with units, "5m" or "1h30m", or a number of seconds. Returns whether it is zero.
-bool check_keep_alive(const Fields& body) {
-  const Json* value = body.find("keep_alive");
-  if (!value) return false;
-  if (value->is_number()) return *value == 0;
-  const std::string text = body.text("keep_alive").value_or("");
-  const bool is_duration = !text.empty() && text.size() < 64 &&
-                           text.find_first_not_of("-+0123456789.nuµmsh") == std::string::npos &&
-                           text.find_first_of("0123456789") != std::string::npos;
-  if (!is_duration) throw bad_field("keep_alive", "is no duration");
-  return text.find_first_of("123456789") == std::string::npos;
-}
-
 void read_sampling(const Fields& options, GenerationOptions& made) {
   engine::SamplerOptions& sampler = made.sampler;  // the defaults that Ollama documents
   sampler.temperature = options.number("temperature", 0, 100).value_or(0.8);
@@ -108,6 +95,18 @@ void refuse_media(const Fields& body) {
 }
 
 }  // namespace
+
+bool check_keep_alive(const Fields& body) {
+  const Json* value = body.find("keep_alive");
+  if (!value) return false;
+  if (value->is_number()) return *value == 0;
+  const std::string text = body.text("keep_alive").value_or("");
+  const bool is_duration = !text.empty() && text.size() < 64 &&
+                           text.find_first_not_of("-+0123456789.nuµmsh") == std::string::npos &&
+                           text.find_first_of("0123456789") != std::string::npos;
+  if (!is_duration) throw bad_field("keep_alive", "is no duration");
+  return text.find_first_of("123456789") == std::string::npos;
+}
 
 std::string ollama_model_name(const Fields& body, const ServedModel& model) {
   std::optional<std::string> name = body.text("model");

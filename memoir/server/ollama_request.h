@@ -28,4 +28,7 @@ OllamaRequest read_ollama_chat(const Json& body, const Backend& backend);
 /// The model a request names in "model" or "name". Throws 400 where it names none, 404 for another.
 std::string ollama_model_name(const Fields& body, const ServedModel& model);
 
+/// Throws 400 where keep_alive is neither a number nor a duration ("5m", "1h30m"). Returns whether it is zero.
+bool check_keep_alive(const Fields& body);
+
 }  // namespace memoir::server

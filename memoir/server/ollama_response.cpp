@@ -112,6 +112,7 @@ Json ollama_show(const ServedModel& model) {
   if (details.n_parameters > 0) info["general.parameter_count"] = details.n_parameters;
   info[details.family + ".context_length"] = model.context();
   info[details.family + ".vocab_size"] = model.n_vocab();
+  if (model.n_embedding() > 0) info[details.family + ".embedding_length"] = model.n_embedding();
   Json capabilities = Json::array({"completion"});
   if (model.chat_template()) capabilities.push_back("tools");
   if (model.may_think()) capabilities.push_back("thinking");

@@ -187,40 +187,6 @@ Json template_variables(const Fields& body) {
   return extra;
 }
 
-// ---- Completions
-
-std::vector<TokenId> tokens_of(const Json& list, const std::string& field) {
-  std::vector<TokenId> tokens;
-  tokens.reserve(list.size());
-  for (const Json& one : list) {
-    if (!one.is_number_integer() || one < 0 || one > kMaxVocab) throw bad_field(field, "has a member that is no token");
-    tokens.push_back(one.get<TokenId>());
-  }
-  return tokens;
-}
-
-std::vector<Prompt> read_prompts(const Fields& body, const ServedModel& model, int n) {
-  const Json* prompt = body.find("prompt");
-  if (!prompt) throw bad_field("prompt", "is missing");
-  if (prompt->is_string()) return {text_prompt(model, prompt->get_ref<const std::string&>())};
-  if (!prompt->is_array() || prompt->empty()) throw bad_field("prompt", "is neither a text nor a list");
-  if ((*prompt)[0].is_number()) return {token_prompt(model, tokens_of(*prompt, "prompt"), "prompt")};
-  if (prompt->size() * static_cast<std::size_t>(n) > kMaxTexts) {
-    throw bad_field("prompt", "asks for more than " + std::to_string(kMaxTexts) + " texts at once");
-  }
-  std::vector<Prompt> prompts;
-  for (const Json& one : *prompt) {
-    if (one.is_string()) {
-      prompts.push_back(text_prompt(model, one.get_ref<const std::string&>()));
-    } else if (one.is_array()) {
-      prompts.push_back(token_prompt(model, tokens_of(one, "prompt"), "prompt"));
-    } else {
-      throw bad_field("prompt", "has a member that is neither a text nor a list of tokens");
-    }
-  }
-  return prompts;
-}
-
 }  // namespace
 
 void check_model_name(const Fields& body, const ServedModel& model) {
@@ -305,7 +271,7 @@ OpenAiRequest read_completion_request(const Json& json, const Backend& backend) 
     options.n_likeliest = 0;
   }
   read_response_format(body, backend, options);
-  request.prompts = read_prompts(body, backend.model, options.n);
+  request.prompts = read_prompts(body, "prompt", backend.model, static_cast<std::size_t>(kMaxTexts / options.n));
   return request;
 }
 

@@ -210,9 +210,8 @@ void note_usage(Exchange& exchange, const Generation::Usage& usage) {
 }
 
 std::optional<ApiError> failure_of(const Update& update) {
-  if (update.failure) return ApiError(500, "the engine failed: " + *update.failure, {}, "engine_error");
-  if (update.finish == engine::FinishReason::kCancelled)
-    return not_ready("the request was cancelled: the server is stopping");
+  if (update.failure) return engine_failure(*update.failure);
+  if (update.finish == engine::FinishReason::kCancelled) return cancelled_by_stop();
   return std::nullopt;
 }
 

@@ -12,6 +12,7 @@ namespace memoir::server {
 struct RouteOptions {
   std::chrono::milliseconds keep_alive_interval{10'000};  // of comments in a stream that has nothing else to say
   bool logs_prompts = false;
+  engine::Pooling pooling = engine::Pooling::kMean;  // of embeddings
 };
 
 /// The generation for the length of an answer; counts and tokens go to the exchange's notes.

@@ -150,6 +150,16 @@ std::vector<TokenId> encode(const ServedModel& model, std::string_view text, boo
   }
 }
 
+std::vector<TokenId> tokens_of(const Json& list, const std::string& field) {
+  std::vector<TokenId> tokens;
+  tokens.reserve(list.size());
+  for (const Json& one : list) {
+    if (!one.is_number_integer() || one < 0 || one > kMaxVocab) throw bad_field(field, "has a member that is no token");
+    tokens.push_back(one.get<TokenId>());
+  }
+  return tokens;
+}
+
 }  // namespace
 
 Prompt chat_prompt(const ServedModel& model, ChatInput input) {
@@ -194,6 +204,30 @@ Prompt token_prompt(const ServedModel& model, std::vector<TokenId> tokens, const
   prompt.tokens = std::move(tokens);
   prompt.turn_ends = engine::turn_ends(prompt.tokens, model.end_tokens());
   return prompt;
+}
+
+std::vector<Prompt> read_prompts(const Fields& body, const char* name, const ServedModel& model,
+                                 std::size_t max_count) {
+  const std::string field = body.name_of(name);
+  const Json* prompt = body.find(name);
+  if (!prompt) throw bad_field(field, "is missing");
+  if (prompt->is_string()) return {text_prompt(model, prompt->get_ref<const std::string&>())};
+  if (!prompt->is_array() || prompt->empty()) throw bad_field(field, "is neither a text nor a list");
+  if ((*prompt)[0].is_number()) return {token_prompt(model, tokens_of(*prompt, field), field)};
+  if (prompt->size() > max_count) {
+    throw bad_field(field, "asks for more texts at once than " + std::to_string(max_count));
+  }
+  std::vector<Prompt> prompts;
+  for (const Json& one : *prompt) {
+    if (one.is_string()) {
+      prompts.push_back(text_prompt(model, one.get_ref<const std::string&>()));
+    } else if (one.is_array()) {
+      prompts.push_back(token_prompt(model, tokens_of(one, field), field));
+    } else {
+      throw bad_field(field, "has a member that is neither a text nor a list of tokens");
+    }
+  }
+  return prompts;
 }
 
 Json template_messages(const Json& messages, const std::string& field) {

@@ -35,6 +35,9 @@ Prompt text_prompt(const ServedModel& model, std::string_view text);
 /// Tokens as they are. Throws ApiError 400 naming `field` for one outside the vocabulary.
 Prompt token_prompt(const ServedModel& model, std::vector<TokenId> tokens, const std::string& field);
 
+/// A field that is a text, a list of tokens, or a list of either, of max_count at most. Throws ApiError 400 naming it.
+std::vector<Prompt> read_prompts(const Fields& body, const char* name, const ServedModel& model, std::size_t max_count);
+
 /// OpenAI's messages (Ollama's differ in little) in the form of ChatInput. Throws ApiError 400 naming what is wrong.
 Json template_messages(const Json& messages, const std::string& field);
 

@@ -38,6 +38,7 @@ class ServedModel {
     int context;  // in tokens
     int n_vocab;  // of the logits: the tokenizer may have fewer
     ModelDetails details;
+    int n_embedding = 0;  // values of an embedding
   };
 
   /// Parses the tokenizer's chat template, if it has one. Throws as text::ChatTemplate.
@@ -48,6 +49,7 @@ class ServedModel {
   const std::vector<TokenId>& end_tokens() const { return inputs_.end_tokens; }
   int context() const { return inputs_.context; }
   int n_vocab() const { return inputs_.n_vocab; }
+  int n_embedding() const { return inputs_.n_embedding; }
   const ModelDetails& details() const { return inputs_.details; }
 
   /// Null for a model without one.
