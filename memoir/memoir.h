@@ -8,6 +8,7 @@
 #include "memoir/cache/kv.h"
 #include "memoir/cache/prompt_file.h"
 #include "memoir/cache/transaction.h"
+#include "memoir/engine/assistant_drafter.h"
 #include "memoir/engine/conversation.h"
 #include "memoir/engine/draft_model.h"
 #include "memoir/engine/finish_reason.h"

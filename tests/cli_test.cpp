@@ -95,6 +95,12 @@ TEST_F(Cli, DraftsGiveTheSameTokens) {
   EXPECT_EQ(by_itself["accepted"], by_itself["drafted"]);
   EXPECT_GT(by_itself["rounds"], 0);
   expect_failure("generate -m " + tiny() + " --tokens 1 --draft /nowhere", 1, "/nowhere");
+  const std::string gemma = test::data("gemma4_assistant").string();
+  const std::string gemma_run = "generate --json -n 30 --tokens 3,1,4,1,5,9,2,6 -m " + gemma + "/target";
+  const json read = json::parse(run(gemma_run + " --draft " + gemma + "/assistant").out);
+  EXPECT_EQ(read["tokens"], json::parse(run(gemma_run).out)["tokens"]);
+  EXPECT_GT(read["drafted"], 0);
+  expect_failure("generate -m " + tiny() + " --tokens 1 --draft " + gemma + "/assistant", 1, "made for another model");
   expect_failure("generate -m " + tiny() + " --tokens 1 --draft ngram --draft-max 16", 2, "draft-max");
   expect_failure("generate -m " + tiny() + " --tokens 1 --draft " MEMOIR_TEST_SMOLLM2, 2, "another vocabulary");
 }

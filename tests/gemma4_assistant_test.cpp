@@ -223,7 +223,7 @@ TEST(AssistantRefusal, AnAssistantForAnotherTargetIsRefusedByName) {
 TEST(AssistantRefusal, OtherFamiliesSizesAndVocabulariesAreRefusedByName) {
   const test::fs::path assistant = test::data("gemma4_assistant") / "assistant";
   const model::LoadedModel llama = model::load_model(test::data("llama"));
-  EXPECT_MENTIONS(fit_error(assistant, *llama.model), "model_type: is gemma4_text, the model's is llama");
+  EXPECT_MENTIONS(fit_error(assistant, *llama.model), "model_type: is gemma4_assistant, the model's is llama");
   EXPECT_THROW(model::shared_layers(*llama.model), UnsupportedError);
   // Of a model with grouped keys, no per-layer inputs and experts; other heads in its full layers.
   const model::LoadedModel moe = model::load_model(test::data("gemma4_moe"));

@@ -12,6 +12,7 @@
 #include "memoir/cli/number_checks.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
+#include "memoir/engine/assistant_drafter.h"
 #include "memoir/engine/draft_model.h"
 #include "memoir/kernels/device.h"
 
@@ -156,7 +157,8 @@ void DraftOptions::add_to(CLI::App& command) {
   command
       .add_option("--draft", draft_,
                   "guess tokens ahead and check them together, which gives the same text sooner:\n"
-                  "ngram looks in the text so far, a small MODEL of the same vocabulary is asked")
+                  "ngram looks in the text so far, a small MODEL of the same vocabulary is asked, or an\n"
+                  "assistant that was made for the model")
       ->type_name("ngram|MODEL");
   command.add_option("--draft-max", max_drafts_, "the most tokens to guess at a time")
       ->type_name("N")
@@ -164,16 +166,21 @@ void DraftOptions::add_to(CLI::App& command) {
       ->capture_default_str();
 }
 
+std::unique_ptr<engine::Drafter> DraftOptions::make(const model::LoadedModel& loaded) {
+  if (draft_ == "ngram") return std::make_unique<engine::NgramDrafter>();
+  const FreedBlocksReturn while_loading;
+  const std::filesystem::path path = resolve_model(draft_);
+  if (model::is_gemma4_assistant(path)) {
+    return std::make_unique<engine::AssistantDrafter>(model::load_gemma4_assistant(path), *loaded.model);
+  }
+  model_ = model::load_model(path);
+  check_same_vocabulary(loaded, *model_, draft_);
+  return std::make_unique<engine::DraftModel>(*model_->model, loaded.model->config().vocab_size);
+}
+
 void DraftOptions::use(const model::LoadedModel& loaded, engine::GenerateOptions& options) {
   if (draft_.empty()) return;
-  if (draft_ == "ngram") {
-    drafter_ = std::make_unique<engine::NgramDrafter>();
-  } else {
-    const FreedBlocksReturn while_loading;
-    model_ = model::load_model(resolve_model(draft_));
-    check_same_vocabulary(loaded, *model_, draft_);
-    drafter_ = std::make_unique<engine::DraftModel>(*model_->model, loaded.model->config().vocab_size);
-  }
+  drafter_ = make(loaded);
   options.drafter = drafter_.get();
   options.max_drafts = max_drafts_;
 }

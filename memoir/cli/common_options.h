@@ -61,11 +61,14 @@ class DraftOptions {
   void add_to(CLI::App& command);
 
   /// Makes the drafter, if one is asked for, and has `options` use it. It lives as long as this.
-  /// Throws UsageError if the draft model's vocabulary is another than the model's.
+  /// Throws UsageError if the draft model's vocabulary is another than the model's, UnsupportedError for an assistant
+  /// that was made for another model.
   void use(const model::LoadedModel& loaded, engine::GenerateOptions& options);
 
  private:
-  std::string draft_;  // "ngram" or a model; empty: none
+  std::unique_ptr<engine::Drafter> make(const model::LoadedModel& loaded);
+
+  std::string draft_;  // "ngram", a model or an assistant; empty: none
   int max_drafts_ = 8;
   std::optional<model::LoadedModel> model_;
   std::unique_ptr<engine::Drafter> drafter_;

@@ -94,7 +94,7 @@ Generation::~Generation() {
 
 void Generation::start(std::span<const TokenId> prompt) {
   check_prompt(prompt, session_.model());
-  cached_tokens_ = session_.reuse(prompt, options_.turn_ends);
+  cached_tokens_ = session_.reuse(prompt, options_.turn_ends, options_.drafter ? options_.drafter->lookahead() : 0);
   sampler_.prime(prompt);
   if (options_.drafter) text_.assign(prompt.begin(), prompt.end());
   prefill(prompt.subspan(static_cast<std::size_t>(cached_tokens_)), static_cast<int>(prompt.size()));
@@ -110,17 +110,37 @@ void Generation::prefill(std::span<const TokenId> rest, int n_total) {
   const auto n_chunk = static_cast<std::size_t>(options_.prefill_chunk);
   while (!rest.empty() && !is_cancelled()) {
     const std::size_t n_tokens = std::min(n_chunk, rest.size());
-    mx::array logits = session_.forward(rest.first(n_tokens), model::LogitRows::kLast);
+    const std::span<const TokenId> chunk = rest.first(n_tokens);
     rest = rest.subspan(n_tokens);
+    const Scheduled scheduled = forward(chunk, model::LogitRows::kLast, rest.empty());
     if (rest.empty()) {
-      logits_ = mx::astype(logits, mx::float32);
+      logits_ = mx::astype(scheduled.logits, mx::float32);
       mx::async_eval(*logits_);
     } else {
       // The chunk's logits are not needed, so they are never computed.
       session_.cache().materialize();
     }
+    if (scheduled.hidden) tell_drafter(chunk, *scheduled.hidden);
     if (options_.on_prefill) options_.on_prefill(n_total - static_cast<int>(rest.size()), n_total);
   }
+}
+
+Generation::Scheduled Generation::forward(std::span<const TokenId> tokens, model::LogitRows rows, bool is_prompts_end) {
+  using Reads = Drafter::Reads;
+  const Reads reads = options_.drafter ? options_.drafter->reads() : Reads::kNothing;
+  if (reads == Reads::kNothing || (reads == Reads::kLastToken && !is_prompts_end)) {
+    return {session_.forward(tokens, rows), std::nullopt};
+  }
+  const bool wants_all = reads == Reads::kAllTokens || rows == model::LogitRows::kAll;
+  const model::Pass pass =
+      session_.forward_with_hidden(tokens, rows, wants_all ? model::LogitRows::kAll : model::LogitRows::kLast);
+  return {pass.logits, pass.hidden};
+}
+
+// Of tokens that the session has taken in last, and keeps.
+void Generation::tell_drafter(std::span<const TokenId> tokens, const mx::array& hidden) {
+  const auto offset = static_cast<int>(session_.tokens().size() - tokens.size());
+  options_.drafter->taken_in({tokens, offset, hidden, session_.cache()});
 }
 
 std::optional<TokenId> Generation::finish(FinishReason reason) {
@@ -161,13 +181,16 @@ void Generation::schedule(TokenId token) {
   Round round;
   round.begin = Clock::now();
   if (options_.drafter) round.drafts = drafts_after(token);
-  std::vector<TokenId> tokens = {token};
-  tokens.insert(tokens.end(), round.drafts.begin(), round.drafts.end());
-  if (!round.drafts.empty()) session_.begin_draft(static_cast<int>(tokens.size()));
+  round.tokens = {token};
+  round.tokens.insert(round.tokens.end(), round.drafts.begin(), round.drafts.end());
+  if (!round.drafts.empty()) session_.begin_draft(static_cast<int>(round.tokens.size()));
   try {
-    const mx::array logits = session_.forward(tokens, model::LogitRows::kAll);
-    logits_ = mx::contiguous(mx::astype(logits, mx::float32));
-    mx::async_eval(*logits_);
+    Scheduled scheduled = forward(round.tokens, model::LogitRows::kAll, true);
+    logits_ = mx::contiguous(mx::astype(scheduled.logits, mx::float32));
+    std::vector<mx::array> outputs = {*logits_};
+    if (scheduled.hidden) outputs.push_back(*scheduled.hidden);
+    mx::async_eval(outputs);
+    round.hidden = std::move(scheduled.hidden);
   } catch (...) {
     session_.roll_back_draft();
     throw;
@@ -187,9 +210,15 @@ void Generation::end_round(bool is_last_judged) {
     counts_.n_accepted += n_accepted;
     ++counts_.n_rounds;
   }
-  if (!round.is_evaluated) return;
-  const int n_judged = std::min(n_drafted, n_accepted + (is_last_judged ? 1 : 0));
-  options_.drafter->length().observe(n_drafted, n_judged, n_accepted, round.seconds);
+  if (round.is_evaluated) {
+    const int n_judged = std::min(n_drafted, n_accepted + (is_last_judged ? 1 : 0));
+    options_.drafter->length().observe(n_drafted, n_judged, n_accepted, round.seconds);
+  }
+  if (!round.hidden) return;
+  const int n_kept = 1 + n_accepted;
+  const int first = options_.drafter->reads() == Drafter::Reads::kAllTokens ? 0 : n_accepted;
+  tell_drafter(std::span(round.tokens).first(static_cast<std::size_t>(n_kept)),
+               mx::slice(*round.hidden, {0, first, 0}, {1, n_kept, round.hidden->shape(2)}));
 }
 
 std::optional<TokenId> Generation::next() {

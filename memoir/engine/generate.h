@@ -85,13 +85,23 @@ class Generation {
  private:
   // A forward pass over a token and its drafts, of which the first n_accepted were right so far.
   struct Round {
+    std::vector<TokenId> tokens;  // the token, then the drafts
     std::vector<TokenId> drafts;
+    std::optional<mlx::core::array> hidden;  // for a drafter that reads the model
     std::size_t n_accepted = 0;
     std::chrono::steady_clock::time_point begin;
     double seconds = 0;
     bool is_evaluated = false;
   };
+  // What a pass gives; the hidden states that the drafter wants, if it reads the model.
+  struct Scheduled {
+    mlx::core::array logits;
+    std::optional<mlx::core::array> hidden;
+  };
+
   bool is_cancelled();
+  Scheduled forward(std::span<const TokenId> tokens, model::LogitRows rows, bool is_prompts_end);
+  void tell_drafter(std::span<const TokenId> tokens, const mlx::core::array& hidden);
   void prefill(std::span<const TokenId> rest, int n_total);
   std::span<float> next_row();
   std::vector<TokenId> drafts_after(TokenId token);

@@ -47,10 +47,11 @@ void Session::adopt(cache::ModelCache cache, std::vector<TokenId> tokens) {
   if (store_ && !tokens_.empty()) store_->follow(lease_, cache_, {tokens_, static_cast<int>(tokens_.size())});
 }
 
-int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_ends) {
+int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_ends, int lookahead) {
   roll_back_draft();
   const auto [mine, theirs] = std::mismatch(tokens_.begin(), tokens_.end(), prompt.begin(), prompt.end());
-  const std::size_t n_shared = static_cast<std::size_t>(mine - tokens_.begin());
+  auto n_shared = static_cast<std::size_t>(mine - tokens_.begin());
+  if (mine != tokens_.end()) n_shared -= std::min(n_shared, static_cast<std::size_t>(lookahead));
   const std::size_t n_usable = prompt.empty() ? 0 : std::min(n_shared, prompt.size() - 1);
   if (store_) {
     record_pass();
@@ -75,22 +76,32 @@ int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_en
   return static_cast<int>(tokens_.size());
 }
 
-mx::array Session::forward(std::span<const TokenId> tokens, model::LogitRows rows) {
+template <typename Run>
+auto Session::take_in(std::span<const TokenId> tokens, const Run& run) {
   // The tokens first: appending can throw, and must not once the cache has moved.
   record_pass();
   const std::size_t n_before = tokens_.size();
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   try {
     if (store_) store_->prepare(lease_, cache_, tokens);
-    const mx::array logits = model_.forward(tokens, cache_, rows);
+    auto result = run();
     has_pass_ = true;
     if (options_.quantization && !draft_) cache_.to_quantized(*options_.quantization, options_.quantize_from);
-    return logits;
+    return result;
   } catch (...) {
     if (store_) store_->cancel_pass(lease_, cache_);
     tokens_.resize(std::min(n_before, static_cast<std::size_t>(cache_.offset())));
     throw;
   }
+}
+
+mx::array Session::forward(std::span<const TokenId> tokens, model::LogitRows rows) {
+  return take_in(tokens, [&] { return model_.forward(tokens, cache_, rows); });
+}
+
+model::Pass Session::forward_with_hidden(std::span<const TokenId> tokens, model::LogitRows rows,
+                                         model::LogitRows hidden_rows) {
+  return take_in(tokens, [&] { return model_.forward_with_hidden(tokens, cache_, rows, hidden_rows); });
 }
 
 void Session::begin_draft(int n_max) {

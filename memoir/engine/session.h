@@ -47,13 +47,17 @@ class Session {
   /// last token: at least one token has to be computed to get logits. Where the cache can't go there, it is emptied; or
   /// replaced by what the store has, if that is longer.
   /// turn_ends: offsets in the prompt where a chat's turns end, for the store.
+  /// lookahead: go so many tokens further back where the prompt leaves the session's tokens (Drafter::lookahead).
   /// Returns the number of the prompt's tokens that are in the cache now. An open draft is rolled back before.
-  int reuse(std::span<const TokenId> prompt, std::span<const int> turn_ends = {});
+  int reuse(std::span<const TokenId> prompt, std::span<const int> turn_ends = {}, int lookahead = 0);
 
   /// Model::forward on the session's cache, with its errors; on a throw the session is as before, or
   /// empty where the cache is. Rows are quantized once there are as many as the options say. With a store, evaluates
   /// what the call before computed of a prompt.
   mlx::core::array forward(std::span<const TokenId> tokens, model::LogitRows rows);
+
+  /// The same with hidden states, as Model::forward_with_hidden.
+  model::Pass forward_with_hidden(std::span<const TokenId> tokens, model::LogitRows rows, model::LogitRows hidden_rows);
 
   /// Opens a transaction (cache/transaction.h) over the next n_max tokens at most, with its errors.
   void begin_draft(int n_max);
@@ -71,6 +75,8 @@ class Session {
 
  private:
   void record_pass() noexcept;
+  template <typename Run>
+  auto take_in(std::span<const TokenId> tokens, const Run& run);
 
   const model::Model& model_;
   cache::CacheOptions options_;

@@ -19,7 +19,22 @@
 #include "memoir/engine/draft_length.h"
 #include "memoir/engine/sampler.h"
 
+namespace mlx::core {
+class array;
+}
+namespace memoir::cache {
+class ModelCache;
+}
+
 namespace memoir::engine {
+
+/// What the model has taken in and keeps, as it is told to drafters that read the model.
+struct TakenIn {
+  std::span<const TokenId> tokens;
+  int offset;                      // the position of the first of them
+  const mlx::core::array& hidden;  // [1, n, hidden]: hidden states behind the final norm, of the last n of them
+  const cache::ModelCache& cache;  // holds them; as it is until the drafter is told of more, with no draft open
+};
 
 /// Where drafts come from. It may keep what helps it between calls and texts; a text need not go on from the last one.
 /// Threads: one at a time.
@@ -29,6 +44,19 @@ class Drafter {
 
   /// Tokens that may follow `tokens`, in order; at most n_max (at least 1), or none. All in the model's vocabulary.
   virtual std::vector<TokenId> propose(std::span<const TokenId> tokens, int n_max) = 0;
+
+  /// What it reads of the model: of which tokens it wants hidden states.
+  enum class Reads : std::uint8_t { kNothing, kLastToken, kAllTokens };
+  virtual Reads reads() const { return Reads::kNothing; }
+
+  /// Called, if it reads the model, for tokens that the model has taken in and keeps: the prompt's that were not in its
+  /// cache, with kLastToken only up to the last, and those that were chosen, before more is proposed behind them. An
+  /// offset below the end of what was told before means that the model went back there.
+  virtual void taken_in(const TakenIn&) {}
+
+  /// What it keeps of a position may depend on so many tokens behind it. Where a text goes another way, the model then
+  /// takes in as many more.
+  virtual int lookahead() const { return 0; }
 
   /// What has been learned of how many of its drafts pay.
   DraftLength& length() { return length_; }

@@ -68,7 +68,6 @@ class Fit {
   template <typename T>
   void same(const std::string& key, const T& mine, const T& theirs) const {
     if (mine == theirs) return;
-    using std::to_string;
     refuse(key, "is " + text(mine) + ", the model's is " + text(theirs));
   }
 
@@ -125,7 +124,9 @@ std::optional<Gemma4Assistant::Clusters> Gemma4Assistant::read_clusters(Weights&
 void Gemma4Assistant::check_fits(const Model& target) const {
   const ModelConfig& theirs = target.config();
   const Fit fit(config_);
-  fit.same<std::string>("model_type", kTargetType, theirs.model_type);
+  if (theirs.model_type != kTargetType) {
+    fit.refuse("model_type", std::string("is ") + kModelType + ", the model's is " + theirs.model_type);
+  }
   fit.same("backbone_hidden_size", target_hidden_, theirs.hidden_size);
   fit.same("text_config.vocab_size", config_.vocab_size, theirs.vocab_size);
   const Gemma4Keys mine = read_gemma4_keys(config_);
