@@ -9,6 +9,8 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -48,6 +50,7 @@ class ChatTerminal : public testing::Test {
     terminal_ = posix_openpt(O_RDWR | O_NOCTTY);
     ASSERT_GE(terminal_, 0);
     fcntl(terminal_, F_SETFD, FD_CLOEXEC);  // so that the program is hung up on when the test ends early
+    fcntl(terminal_, F_SETFL, O_NONBLOCK);
     ASSERT_EQ(grantpt(terminal_), 0);
     ASSERT_EQ(unlockpt(terminal_), 0);
     const std::string name = ptsname(terminal_);
@@ -68,16 +71,16 @@ class ChatTerminal : public testing::Test {
     }
   }
 
+  // Reads what is shown meanwhile: with its buffers full both ways a terminal stands still.
   void type(const std::string& text) {
-    ASSERT_EQ(write(terminal_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
-  }
-
-  // The same for what is longer than the terminal's buffers, which what the program shows would fill.
-  void type_long(const std::string& text) {
-    constexpr std::size_t kPiece = 256;
-    for (std::size_t at = 0; at < text.size(); at += kPiece) {
-      type(text.substr(at, kPiece));
-      while (read_more(/* patience_ms= */ 5)) continue;
+    for (std::size_t at = 0; at < text.size();) {
+      pollfd ready{terminal_, POLLIN | POLLOUT, 0};
+      ASSERT_GT(poll(&ready, 1, kPatienceMs), 0);
+      if ((ready.revents & POLLIN) != 0) read_more();
+      if ((ready.revents & POLLOUT) == 0) continue;
+      const ssize_t n_bytes = write(terminal_, text.data() + at, std::min(kPiece, text.size() - at));
+      ASSERT_TRUE(n_bytes > 0 || errno == EAGAIN);
+      if (n_bytes > 0) at += static_cast<std::size_t>(n_bytes);
     }
   }
 
@@ -106,7 +109,7 @@ class ChatTerminal : public testing::Test {
   }
 
   // True if something came in that time.
-  bool read_more(int patience_ms = 120'000) {  // only a hang is longer
+  bool read_more(int patience_ms = kPatienceMs) {
     pollfd ready{terminal_, POLLIN, 0};
     if (poll(&ready, 1, patience_ms) <= 0) return false;
     char bytes[4096];
@@ -131,6 +134,9 @@ class ChatTerminal : public testing::Test {
   }
 
  private:
+  static constexpr int kPatienceMs = 120'000;  // only a hang is longer
+  static constexpr std::size_t kPiece = 256;
+
   int terminal_ = -1;
   pid_t pid_ = -1;
   std::string shown_;
@@ -272,7 +278,7 @@ TEST_F(ChatTerminal, AByteThatBeginsNoCharacterDoesNotSwallowTheNext) {
 // Else Ctrl-D, and what is typed ahead, would be taken by the terminal itself.
 TEST_F(ChatTerminal, KeysAreKeptWhileAMessageIsFoundTooLong) {
   start();
-  type_long(std::string(30000, '7'));  // a token each, beyond the context of 8192
+  type(std::string(30000, '7'));  // a token each, beyond the context of 8192
   type("\r");
   int n_looks_at_it_as_before = 0;  // it is so for an instant when the line ends
   for (int i = 0; i < 60'000 && !has_shown("shorten it"); ++i) {
