@@ -6,16 +6,20 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "memoir/base/error.h"
 #include "memoir/cache/composite.h"
+#include "memoir/cache/transaction.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/session.h"
 #include "memoir/kernels/device.h"
+#include "memoir/model/gguf_names.h"
 #include "memoir/model/load.h"
+#include "memoir/model/registry.h"
 #include "tests/golden.h"
 #include "tests/model_files.h"
 
@@ -39,8 +43,8 @@ const std::vector<std::string> kModels = {
     "cohere2",   "deepseek_v3", "falcon_h1", "gemma3",        "gemma3_mm",        "gemma4",
     "gemma4_mm", "gemma4_moe",  "gpt_oss",   "gpt_oss_mxfp4", "granitemoehybrid", "granitemoehybrid_dense",
     "lfm2",      "llama",       "llama4",    "llama4_mm",     "mamba2",           "mistral",
-    "olmo3",     "qwen2",       "qwen3",     "qwen3_5",       "qwen3_5_mm",       "qwen3_moe",
-    "qwen3_next"};
+    "olmo3",     "qwen2",       "qwen3",     "qwen3_5",       "qwen3_5_mm",       "qwen3_5_moe",
+    "qwen3_moe", "qwen3_next"};
 
 bool are_same_bits(const mx::array& a, const mx::array& b) {
   return mx::array_equal(a, b).item<bool>();
@@ -295,6 +299,43 @@ TEST_P(Family, ADecodeStepCopiesNoCache) {
       EXPECT_EQ(now, memory) << "step " << step;
     }
     memory = now;
+  }
+}
+
+const model::FamilyInfo& info_of(const std::string& model_type) {
+  static const std::vector<model::FamilyInfo> kAll = model::families();
+  return *std::ranges::find(kAll, model_type, &model::FamilyInfo::model_type);
+}
+
+void expect_named(const cache::LayerCache& cache, const model::FamilyInfo& info) {
+  EXPECT_NE(info.caches.find(cache.kind()), std::string_view::npos) << cache.kind();
+  const auto* list = dynamic_cast<const cache::CacheList*>(&cache);
+  for (std::size_t i = 0; list && i < list->n_children(); ++i) expect_named(*list->find(i), info);
+}
+
+TEST_P(Family, ItsCachesAreThoseThatTheListOfFamiliesNames) {
+  const model::LoadedModel loaded = model::load_model(test::data(GetParam()));
+  const model::FamilyInfo& info = info_of(loaded.model->config().model_type);
+  cache::ModelCache cache = loaded.model->make_cache();
+  for (std::size_t i = 0; i < cache.n_layers(); ++i) {
+    if (cache.find(i)) expect_named(*cache.find(i), info);
+  }
+  EXPECT_EQ(!cache::Transaction::refusal(cache, 8), info.takes_drafts());
+  logits_after(*loaded.model, cache, some_tokens(100, 100));
+  if (info.rewinds_anywhere()) {
+    EXPECT_TRUE(cache.rewind(1));
+  }
+}
+
+TEST(Families, AllHaveAGoldenAndTheirGgufNamesAreKnown) {
+  std::set<std::string> with_golden;
+  for (const std::string& name : kModels) {
+    with_golden.insert(model::read_config(test::data(name)).model_type);
+  }
+  for (const model::FamilyInfo& info : model::families()) {
+    EXPECT_TRUE(with_golden.contains(std::string(info.model_type))) << info.model_type;
+    const bool is_read_as_llama = info.model_type == "mistral";
+    EXPECT_EQ(!info.gguf.empty(), model::has_gguf_names(info.model_type) || is_read_as_llama) << info.model_type;
   }
 }
 
