@@ -2,8 +2,8 @@
 // Names, keys and what is done to values are those of llama.cpp's converter (gguf-py's constants.py and
 // tensor_mapping.py, convert_hf_to_gguf.py). llama.cpp itself, run on such float32 files, agreed to 3e-5, but for Gemma
 // 3 (1.2e-2: its GELU is a table of float16) and gpt-oss (0.09: it rounds yarn's range, which the published model
-// doesn't; rounded, 8e-6). The files that the converter
-// makes of the hybrids' goldens give transformers' logits to 1.2e-4, and llama.cpp's to 1.4e-4.
+// doesn't; rounded, 8e-6). The files that the converter itself makes of the hybrids' goldens gave transformers' logits
+// to 1.2e-4, and llama.cpp's to 1.4e-4.
 
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
