@@ -19,17 +19,12 @@ using nlohmann::json;
 // Architectures that Hugging Face spells differently.
 std::string hugging_face_name(const std::string& architecture) {
   static const std::map<std::string, std::string> kNames = {
-      {"qwen3moe", "qwen3_moe"},
-      {"qwen3next", "qwen3_next"},
-      {"qwen35", "qwen3_5_text"},
-      {"qwen35moe", "qwen3_5_moe_text"},
-      {"gemma3", "gemma3_text"},
-      {"gemma4", "gemma4_text"},
-      {"gpt-oss", "gpt_oss"},
-      {"llama4", "llama4_text"},
-      {"deepseek2", "deepseek_v3"},
-      {"falcon-h1", "falcon_h1"},
-      {"granitehybrid", "granitemoehybrid"},
+      {"qwen3moe", "qwen3_moe"},    {"qwen3next", "qwen3_next"},
+      {"qwen35", "qwen3_5_text"},   {"qwen35moe", "qwen3_5_moe_text"},
+      {"gemma3", "gemma3_text"},    {"gemma4", "gemma4_text"},
+      {"gpt-oss", "gpt_oss"},       {"llama4", "llama4_text"},
+      {"deepseek2", "deepseek_v3"}, {"olmo2", "olmo3"},
+      {"falcon-h1", "falcon_h1"},   {"granitehybrid", "granitemoehybrid"},
   };
   const auto found = kNames.find(architecture);
   return found == kNames.end() ? architecture : found->second;

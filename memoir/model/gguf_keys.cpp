@@ -56,6 +56,13 @@ void add_qwen3_moe(const ModelConfig& config, json& keys) {
   keys["norm_topk_prob"] = true;
 }
 
+// In layers that slide heads turn without scaling.
+void add_olmo3(const ModelConfig& config, json& keys) {
+  keys["rope_theta"] = config.rope.theta;
+  copy_key(config.raw, "rope.freq_base_swa", "rope_theta", keys);
+  add_layer_types(config, 4, keys);
+}
+
 void add_cohere2(const ModelConfig& config, json& keys) {
   copy_key(config.raw, "logit_scale", "logit_scale", keys);
   add_layer_types(config, 4, keys);
@@ -191,6 +198,7 @@ json family_keys_of_gguf(const ModelConfig& config, const GgufFile& file) {
   if (config.model_type == "gpt_oss") add_gpt_oss(config, keys);
   if (config.model_type == "qwen3_moe") add_qwen3_moe(config, keys);
   if (config.model_type == "cohere2") add_cohere2(config, keys);
+  if (config.model_type == "olmo3") add_olmo3(config, keys);
   if (config.model_type == "mamba2") add_mamba2(config, file, keys);
   if (config.model_type == "falcon_h1") add_falcon_h1(config, file, keys);
   if (config.model_type == "granitemoehybrid") add_granite(config, file, keys);

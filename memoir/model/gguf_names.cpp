@@ -59,6 +59,9 @@ constexpr std::array kLfm2 = {Name{"attn_norm", "operator_norm"},
                               Name{"ffn_up", "feed_forward.w3"},
                               Name{"ffn_down", "feed_forward.w2"}};
 
+constexpr std::array kOlmoNorms = {Name{"post_attention_norm", "post_attention_layernorm"},
+                                   Name{"post_ffw_norm", "post_feedforward_layernorm"}};
+
 // A mixer's, inside its module.
 constexpr std::array kMamba = {Name{"ssm_in", "in_proj"},   Name{"ssm_conv1d", "conv1d"},   Name{"ssm_norm", "norm"},
                                Name{"ssm_out", "out_proj"}, Name{"ssm_dt.bias", "dt_bias"}, Name{"ssm_a", "A_log"},
@@ -112,6 +115,7 @@ constexpr std::array kFamilies = {
     Family{"gemma3_text", {{{kAttention}, {kGemmaNorms}, {kDense}, {kHeadNorms}}}},
     Family{"gpt_oss", {{{kAttention}, {kGptOss}}}},
     Family{"cohere2", {{{kAttention}, {kDense}}}},
+    Family{"olmo3", {{{kAttention}, {kHeadNorms}, {kOlmoNorms}, {kDense}}}},
     Family{"lfm2", {{{kLfm2}}}, kLfm2Top},
     Family{"mamba2", {{{kMamba2Norm}, {kMamba, "mixer."}}}, kMamba2Top, "backbone.layers."},
     Family{"falcon_h1", {{{kAttention}, {kMamba, "mamba."}, {kFalconMlp}}}, kFalconTop},

@@ -39,7 +39,7 @@ constexpr std::array kFamilies = {
     Family{{"llama4_text", "Llama 4 (text)", kChunks, ""}, make_llama4},
     Family{{"mamba2", "Mamba 2, Codestral Mamba", kStates, "mamba2"}, make_mamba2},
     Family{{"mistral", "Mistral", kWindows, "llama"}, make_llama},
-    Family{{"olmo3", "OLMo 3", kWindows, ""}, make_olmo3},
+    Family{{"olmo3", "OLMo 3", kWindows, "olmo2"}, make_olmo3},
     Family{{"qwen2", "Qwen2, Qwen2.5", kWindows, "qwen2"}, make_qwen2},
     Family{{"qwen3", "Qwen3", kWindows, "qwen3"}, make_qwen3},
     Family{{"qwen3_5_moe_text", "Qwen3.5 MoE (text)", kHybrid, "qwen35moe"}, make_qwen3_5_moe},
