@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "memoir/cache/kv_snapshot.h"
 #include "tests/cache_rows.h"
 #include "tests/held_allocations.h"
 
@@ -65,6 +66,77 @@ TEST(LazySnapshot, IsCopiedWhenTheCacheIsFreedOrGone) {
   cache.reset();
   EXPECT_FALSE(second->is_lazy());
   EXPECT_EQ(restored(*second), range(0, 10));
+}
+
+// What a ring of window 20 or a chunk of 12 needs at any offset inside a write of 100 is in the buffer behind it.
+TEST(SnapshotAt, IsThereForEveryOffsetInsideTheLastWrite) {
+  for (const KVOptions& options : {KVOptions{.window = 20, .keep = 2}, KVOptions{.chunk = 12}, KVOptions{}}) {
+    KVCache cache(options);
+    feed(cache, 57);
+    feed(cache, 100);
+    for (const int at : {58, 60, 61, 100, 120, 156, 157}) {
+      const auto snapshot = cache.snapshot_at(at);
+      ASSERT_TRUE(snapshot) << at;
+      EXPECT_TRUE(snapshot->is_lazy());
+      EXPECT_EQ(snapshot->to(), at);
+      KVCache other(options);
+      KVCache computed(options);
+      ASSERT_TRUE(other.restore(snapshot.get(), at));
+      feed(computed, at);
+      feed(other, 1);
+      feed(computed, 1);
+      EXPECT_EQ(contents(other.view()), contents(computed.view())) << at;
+    }
+    EXPECT_EQ(cache.snapshot_at(0), nullptr);
+    EXPECT_EQ(cache.snapshot_at(158), nullptr);
+    if (options.window) EXPECT_EQ(cache.snapshot_at(30), nullptr);
+  }
+}
+
+// A ring's snapshot serves the 16 offsets before its end, one inside its window all, a chunk's those of its chunk.
+TEST(SnapshotAt, TellsHowFarBackItServes) {
+  KVCache ring(KVOptions{.window = 20});
+  feed(ring, 15);
+  EXPECT_EQ(ring.snapshot(0)->earliest(), 0);
+  feed(ring, 85);
+  EXPECT_EQ(ring.snapshot(0)->earliest(), 84);
+  for (int target = 84; target <= 100; ++target)
+    EXPECT_TRUE(KVCache(ring.options()).restore(&*ring.snapshot(0), target));
+  EXPECT_FALSE(KVCache(ring.options()).restore(&*ring.snapshot(0), 83));
+  KVCache flat;
+  feed(flat, 30);
+  EXPECT_EQ(flat.snapshot(10)->earliest(), 10);
+}
+
+TEST(FlatSnapshots, AreCutAndJoinedAndRestoredAsAChain) {
+  KVCache cache;
+  feed(cache, 700);
+  const auto whole = cache.snapshot(0);
+  const auto& lazy = dynamic_cast<const KVSnapshot&>(*whole);
+  const auto first = lazy.part(0, 300);
+  const auto second = KVSnapshot::of_both(*lazy.part(300, 310), *lazy.part(310, 500));
+  const auto third = lazy.part(400, 700)->part(500, 700);
+  EXPECT_TRUE(lazy.is_lazy());
+  EXPECT_EQ(second->size_bytes(), 200 * kRowBytes);
+  for (const int target : {1, 299, 300, 301, 500, 699, 700}) {
+    KVCache other;
+    ASSERT_TRUE(other.restore_chain({first.get(), second.get(), third.get()}, target, 800));
+    EXPECT_EQ(contents(other.view()), range(0, target));
+    EXPECT_EQ(other.capacity(), 1024);  // room for 800, in steps of 256
+    feed(other, 5);
+    EXPECT_EQ(contents(other.view()), range(0, target + 5));
+    EXPECT_EQ(other.capacity(), 1024);
+  }
+  KVCache other;
+  EXPECT_FALSE(other.restore_chain({first.get(), third.get()}, 600, 0));
+  EXPECT_FALSE(other.restore_chain({first.get(), second.get()}, 501, 0));
+  EXPECT_FALSE(other.restore_chain({second.get()}, 400, 0));
+  EXPECT_TRUE(other.is_empty());
+  feed(other, 1);
+  EXPECT_FALSE(other.restore_chain({first.get()}, 300, 0));
+  EXPECT_FALSE(KVCache(KVOptions{.window = 20}).restore_chain({}, 1, 0));
+  EXPECT_THROW(first->part(0, 301), std::invalid_argument);
+  EXPECT_THROW(KVSnapshot::of_both(*first, *third), std::invalid_argument);
 }
 
 TEST(LazySnapshot, OfAPathThatWasLeftIsCopiedAlone) {

@@ -214,6 +214,26 @@ TEST(PrefixTrie, RowsFillNodesThatHaveNone) {
   EXPECT_EQ(trie.lookup(Keys{1, 2, 3, 4, 5, 6}, kHybrid, {.n_left = 0}).restorable.offset, 6);
 }
 
+TEST(PrefixTrie, RowsEndWhereTheFirstNodeWithoutThemBegins) {
+  FakeWorld world;
+  Trie trie;
+  const Keys keys = range_keys(0, 30);
+  EXPECT_EQ(trie.rows_end({}, keys).offset, 0);
+  put(trie, world, first_of(keys, 10));
+  put(trie, world, first_of(keys, 20), -1, true);  // keys alone
+  const auto deepest = trie.lookup(keys, kRecurrent).restorable;
+  ASSERT_EQ(deepest.offset, 20);
+  EXPECT_EQ(trie.rows_end({}, keys).offset, 10);
+  EXPECT_EQ(trie.rows_end(deepest, keys).offset, 10);
+  EXPECT_EQ(trie.rows_end({}, first_of(keys, 7)).offset, 7);
+  EXPECT_EQ(trie.rows_end({}, joined(range_keys(0, 4), {99})).offset, 4);
+  EXPECT_THROW(trie.rows_end(deepest, first_of(keys, 7)), std::invalid_argument);
+  put(trie, world, keys, 5);
+  const auto end = trie.rows_end(trie.lookup(keys, kRowsOnly).restorable, keys);
+  EXPECT_EQ(end.offset, 30);
+  EXPECT_EQ(end.node->to(), 30);
+}
+
 TEST(PrefixTrie, RowsWithNothingAboveThemAreRefused) {
   FakeWorld world;
   Trie trie;
@@ -344,6 +364,21 @@ TEST(PrefixTriePins, WhatIsPinnedStaysAndSoDoesWhatIsAbove) {
   pin.release();
   EXPECT_EQ(trie.n_open_pins(), 0U);
   EXPECT_TRUE(trie.remove(*match.path[0]));
+}
+
+TEST(PrefixTriePins, PinnedBytesAreThoseAboveAPin) {
+  FakeWorld world;
+  world.splits_share = false;
+  Trie trie;
+  put(trie, world, range_keys(0, 20), 0, true);
+  put(trie, world, joined(range_keys(0, 8), {100, 101}), 0, true);
+  EXPECT_EQ(trie.pinned_bytes(), 0U);
+  const Pin upper = trie.pin(*put(trie, world, range_keys(0, 8), -1));
+  EXPECT_EQ(trie.pinned_bytes(), Node::kBytes + 8 * (sizeof(Key) + world.row_bytes));
+  Pin leaf = trie.pin(*put(trie, world, range_keys(0, 20), -1));
+  EXPECT_EQ(trie.pinned_bytes(), 2 * Node::kBytes + 20 * (sizeof(Key) + world.row_bytes) + world.checkpoint_bytes);
+  leaf.release();
+  EXPECT_EQ(trie.pinned_bytes(), Node::kBytes + 8 * (sizeof(Key) + world.row_bytes));
 }
 
 TEST(PrefixTriePins, ASplitKeepsAPinWithItsOffset) {

@@ -56,11 +56,10 @@ void Store::open(Lease& lease, const KnownTokens& known) const {
 void Store::settle(Lease& lease, const Match& match, int offset, const KnownTokens& known) {
   lease.pin_ = trie_.pin(match.restorable);
   lease.restored_ = lease.last_checkpoint_ = offset;
-  lease.matched_ = std::max(offset, match.matched);
   if (!needs_.checkpoint || offset >= known.n_prompt) return;
   std::vector<int> turn_ends(known.turn_ends.begin(), known.turn_ends.end());
   std::sort(turn_ends.begin(), turn_ends.end());
-  const int matched = std::min(lease.matched_, known.n_prompt);
+  const int matched = std::clamp(match.matched, offset, known.n_prompt);
   lease.plan_ = plan_prompt({known.n_prompt, offset, matched, turn_ends, size_}, options_.policy);
 }
 

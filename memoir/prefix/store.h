@@ -69,12 +69,6 @@ class Lease {
   /// Where the sequence began: tokens that were restored.
   int restored() const { return restored_; }
 
-  /// Tokens that its beginning shared with what was stored then.
-  int matched() const { return matched_; }
-
-  /// Checkpoints still planned for the prompt, and those taken.
-  const std::vector<PlannedCheckpoint>& plan() const { return plan_; }
-
   /// Up to where its tokens are in the store.
   int stored() const { return pin_.position().offset; }
 
@@ -88,7 +82,6 @@ class Lease {
   Capture capture_;
   int n_prompt_ = 0;
   int restored_ = 0;
-  int matched_ = 0;
   int last_checkpoint_ = 0;
   int pass_from_ = 0;
 };
