@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kNoEnd = std::numeric_limits<int>::max();
 
-// What a sequence keeps for its own next rows, with Placing::kBesideOwn; also where its runs begin.
+// With Placing::kBesideOwn a new run begins at a multiple of this, and has as much room; less where there is less.
 constexpr int kRoom = 64;
 
 [[noreturn]] void refuse(const char* function, const std::string& what) {
@@ -223,6 +223,37 @@ std::optional<CellPlace> Cells::place(const CellBatch& batch) {
     cut(sequences_[number], options_.keep, lowest[number]);
     sequences_[number].is_tidy = true;
   }
+  return settle(batch);
+}
+
+// Cells that no other sequence owns.
+int Cells::n_alone(const Sequence& sequence) const {
+  int n = 0;
+  for (const StoredRun& run : sequence.runs) {
+    const auto first = n_owners_.begin() + run.begin_row;
+    n += static_cast<int>(std::count(first, first + run.n_rows, 1));
+  }
+  return n;
+}
+
+bool Cells::has_room_to_replace(int number, int n_positions) const {
+  return free_.n_free() + n_alone(sequence(number)) >= n_positions;
+}
+
+std::optional<CellPlace> Cells::replace(int number, const std::vector<int>& positions) {
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] < (i == 0 ? 0 : positions[i - 1] + 1) || positions[i] >= Layout::kMaxRows) {
+      refuse("replace", "a row is at position " + std::to_string(positions[i]) + ", expected them ascending from 0");
+    }
+  }
+  if (!has_room_to_replace(number, static_cast<int>(positions.size()))) return std::nullopt;
+  cut(sequences_[static_cast<std::size_t>(number)], 0, kNoEnd);
+  if (positions.empty()) return CellPlace{};
+  return settle({std::vector<int>(positions.size(), number), positions});
+}
+
+// Chooses cells for the rows of a batch, for which there is room.
+CellPlace Cells::settle(const CellBatch& batch) {
   CellPlace place;
   const int n_rows = batch.n_rows();
   switch (options_.placing) {
@@ -292,14 +323,11 @@ void Cells::choose_beside(const Sequence& sequence, int from_row, int n_rows, st
     n_rows -= n;
   }
   if (n_rows == 0) return;
-  const int n_wanted = std::max(n_rows, kRoom);
-  if (const std::optional<int> cell = free_.find(n_wanted + kRoom - 1)) {
-    use(from_row, round_up(*cell, kRoom), n_rows, rows);
-  } else if (const std::optional<int> narrow = free_.find(n_rows)) {
-    use(from_row, *narrow, n_rows, rows);
-  } else {
-    choose_first_free(from_row, n_rows, rows);
+  for (int room = kRoom; room > 1; room /= 2) {
+    const std::optional<int> cell = free_.find(std::max(n_rows, room) + room - 1);
+    if (cell) return use(from_row, round_up(*cell, room), n_rows, rows);
   }
+  choose_first_free(from_row, n_rows, rows);
 }
 
 void Cells::own(Sequence& sequence, int first_position, int begin_cell, int n_cells) {

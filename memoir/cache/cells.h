@@ -123,6 +123,13 @@ class Cells {
   /// position is not above the ones before it in its sequence.
   std::optional<CellPlace> place(const CellBatch& batch);
 
+  /// Sequence `number` becomes these positions, ascending and any number of them, in cells of its own; what it had
+  /// goes, other sequences let nothing go. nullopt: there is no room. Throws std::invalid_argument as place().
+  std::optional<CellPlace> replace(int number, const std::vector<int>& positions);
+
+  /// True if replace() has room for so many.
+  bool has_room_to_replace(int number, int n_positions) const;
+
   /// The cells from the lowest to the highest that the queries of a batch, once placed, see; widened to the padding. (A
   /// chunk hides by the mask alone.)
   CellSpan seen(const CellBatch& batch) const;
@@ -160,6 +167,8 @@ class Cells {
   const Sequence& sequence(int number) const;
   std::vector<int> let_go_below(const CellBatch& batch) const;
   int n_let_go(const std::vector<int>& lowest) const;
+  int n_alone(const Sequence& sequence) const;
+  CellPlace settle(const CellBatch& batch);
   void cut(Sequence& sequence, int begin, int end);
   void own(Sequence& sequence, int first_position, int begin_cell, int n_cells);
   void choose_side_by_side(int n_rows, CellPlace& place);
