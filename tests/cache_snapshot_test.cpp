@@ -89,7 +89,9 @@ TEST(SnapshotAt, IsThereForEveryOffsetInsideTheLastWrite) {
     }
     EXPECT_EQ(cache.snapshot_at(0), nullptr);
     EXPECT_EQ(cache.snapshot_at(158), nullptr);
-    if (options.window) EXPECT_EQ(cache.snapshot_at(30), nullptr);
+    if (options.window) {
+      EXPECT_EQ(cache.snapshot_at(30), nullptr);
+    }
   }
 }
 
