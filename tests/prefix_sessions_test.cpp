@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "memoir/cache/recurrent.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/model_runner.h"
 #include "memoir/engine/prefix_store.h"
@@ -33,7 +34,6 @@ namespace {
 
 using Tokens = std::vector<TokenId>;
 
-constexpr TokenId kVocab = 160;
 constexpr std::size_t kLots = std::size_t{1} << 30;
 constexpr prefix::PolicyOptions kPolicy = {.share = 1e9, .min_spacing = 48, .rowless_spacing = 48, .close = 6};
 
@@ -116,18 +116,22 @@ class PrefixSessions : public testing::TestWithParam<const char*> {
     seed_ = std::random_device{}();
     random_.seed(seed_);
     reference_ = model::load_model(test::data(GetParam())).model;
+    n_vocab_ = reference_->config().vocab_size;
     cache::ModelCache cache = reference_->make_cache();
     reference_->forward(Tokens{1}, cache, model::LogitRows::kLast);
     size_ = prefix::state_size(cache);
-    needs_ = prefix::parts_of(cache).needs();
-    has_slack_ = std::string(GetParam()) != "mamba2" && std::string(GetParam()) != "lfm2";
+    const prefix::CacheParts parts = prefix::parts_of(cache);
+    needs_ = parts.needs();
+    has_slack_ = std::none_of(parts.others.begin(), parts.others.end(), [](const cache::LayerCache* part) {
+      return dynamic_cast<const cache::RecurrentCache*>(part) != nullptr;
+    });
   }
 
   int number(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
 
   Tokens some_tokens(int n) {
     Tokens tokens;
-    for (int i = 0; i < n; ++i) tokens.push_back(number(0, kVocab - 1));
+    for (int i = 0; i < n; ++i) tokens.push_back(number(0, n_vocab_ - 1));
     return tokens;
   }
 
@@ -156,7 +160,7 @@ class PrefixSessions : public testing::TestWithParam<const char*> {
       const int n = std::min(n_pending, number(1, 70));
       tokens.emplace_back(job->tokens.begin() + n_fed, job->tokens.begin() + n_fed + n);
     }
-    if (breaks) tokens.back().push_back(kVocab);
+    if (breaks) tokens.back().push_back(n_vocab_);
     std::vector<StepRunner::Slice> slices;
     for (std::size_t i = 0; i < jobs.size(); ++i) {
       const int end = runner_->offset(jobs[i]->id) + static_cast<int>(tokens[i].size());
@@ -232,8 +236,8 @@ class PrefixSessions : public testing::TestWithParam<const char*> {
     mx::array logits = mx::contiguous(mx::astype(reference_->forward(fed, cache, model::LogitRows::kAll), mx::float32));
     mx::eval(logits);
     for (const auto& [n, row] : job.rows) {
-      ASSERT_EQ(row.size(), static_cast<std::size_t>(kVocab));
-      const float* const expected = logits.data<float>() + (n - 1) * kVocab;
+      ASSERT_EQ(row.size(), static_cast<std::size_t>(n_vocab_));
+      const float* const expected = logits.data<float>() + (n - 1) * n_vocab_;
       ASSERT_EQ(std::memcmp(row.data(), expected, row.size() * sizeof(float)), 0)
           << "the logits behind " << n << " tokens, of which " << job.restored << " were restored";
     }
@@ -277,6 +281,7 @@ class PrefixSessions : public testing::TestWithParam<const char*> {
   }
 
   unsigned seed_ = 0;
+  int n_vocab_ = 0;
   std::mt19937 random_;
   std::unique_ptr<model::Model> reference_;
   std::unique_ptr<ModelRunner> runner_;
@@ -371,8 +376,8 @@ TEST_P(PrefixSessions, ASessionGoesBackToWhatItHasLeft) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, PrefixSessions,
-                         testing::Values("llama", "mistral", "gemma3", "llama4", "mamba2", "lfm2", "gemma4",
-                                         "qwen3_moe", "deepseek_v3"),
+                         testing::Values("llama", "mistral", "gemma3", "llama4", "mamba2", "lfm2", "falcon_h1",
+                                         "qwen3_next", "gemma4", "qwen3_moe", "deepseek_v3"),
                          [](const auto& one) { return std::string(one.param); });
 
 }  // namespace
