@@ -88,6 +88,15 @@ TEST_F(CliChat, GoesOnAfterAMessageThatIsTooLong) {
   EXPECT_EQ(count(outcome.err, "[prompt_tokens "), 2) << outcome.err;
 }
 
+TEST_F(CliChat, AContextThatShiftsHoldsAnyConversation) {
+  const std::string command = "chat -m " + chat_model(kPlain) + " -n 30 --stats --temp 0";
+  const std::string lines = "hi\nhello there\nand more\n" + std::string(200, '!') + "?\nonce again\n";
+  EXPECT_EQ(run(command, lines).status, 1);
+  const Outcome outcome = run(command + " --context-shift --keep 2", lines);
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(count(outcome.err, "[prompt_tokens "), 5) << outcome.err;
+}
+
 // Hot, so that every token is as likely as another: half of them are padding.
 TEST_F(CliChat, PaddingOfTheVocabularyIsNeverSaid) {
   const std::string model = chat_model(kPlain, 270);

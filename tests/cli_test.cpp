@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tests/cli_runner.h"
 #include "tests/gguf_builder.h"
@@ -103,6 +104,50 @@ TEST_F(Cli, DraftsGiveTheSameTokens) {
   expect_failure("generate -m " + tiny() + " --tokens 1 --draft " + gemma + "/assistant", 1, "made for another model");
   expect_failure("generate -m " + tiny() + " --tokens 1 --draft ngram --draft-max 16", 2, "draft-max");
   expect_failure("generate -m " + tiny() + " --tokens 1 --draft " MEMOIR_TEST_SMOLLM2, 2, "another vocabulary");
+}
+
+// With --n K a line for each continuation: what K runs with these seeds print.
+TEST_F(Cli, SamplesAreTheRunsWithTheirSeeds) {
+  const std::string command = "generate -m " + tiny() + " --tokens " + golden_tokens("prompt") + " -n 8 --temp 1.2";
+  const Outcome samples = run(command + " --seed 40 --n 3 --json");
+  ASSERT_EQ(samples.status, 0) << samples.err;
+  std::istringstream lines(samples.out);
+  std::string line;
+  std::string texts;
+  int n = 0;
+  for (; std::getline(lines, line); ++n) {
+    const json sample = json::parse(line);
+    EXPECT_EQ(sample.at("sample"), n);
+    EXPECT_EQ(sample.at("seed"), 40 + n);
+    const Outcome alone = run(command + " --json --seed " + std::to_string(40 + n));
+    EXPECT_EQ(sample.at("tokens"), json::parse(alone.out).at("tokens"));
+    texts += (n > 0 ? "---\n" : "") + run(command + " --seed " + std::to_string(40 + n)).out;
+  }
+  EXPECT_EQ(n, 3);
+  EXPECT_EQ(run(command + " --seed 40 --n 3").out, texts);
+  expect_failure(command + " --n 0", 2, "--n");
+  expect_failure(command + " --n 2 --draft ngram", 2, "--n: not together with --draft");
+  expect_failure(command + " --n 2 --context-shift", 2, "--n: not together with --context-shift");
+  expect_failure(command + " --n 2 --prompt-cache " + in_folder("a.safetensors"), 2,
+                 "--n: not together with --prompt-cache");
+  expect_failure("generate -m " + test::data("lfm2").string() + " --tokens 1 --n 2", 1, "layer 0 has a");
+}
+
+TEST_F(Cli, AContextThatShiftsGoesOn) {
+  const std::string command = "generate -m " + tiny() + " --tokens " + golden_tokens("prompt") + " -n 100 --json";
+  const Outcome shifted = run(command + " --context-shift --context 40 --keep 2");
+  ASSERT_EQ(shifted.status, 0) << shifted.err;
+  EXPECT_EQ(json::parse(shifted.out).at("tokens").size(), 100U);
+  // A context that never gets full changes nothing.
+  EXPECT_EQ(json::parse(run(command + " --context-shift").out).at("tokens"),
+            json::parse(run(command).out).at("tokens"));
+  expect_failure(command + " --context 40", 2, "--context-shift");
+  expect_failure(command + " --context-shift --context 513", 2, "--context 513: the model's is 512");
+  expect_failure(command + " --context-shift --context 40 --keep 40", 2, "--keep 40: the context has 40 tokens");
+  expect_failure(command + " --context-shift --draft ngram", 2, "--context-shift: not together with --draft");
+  expect_failure(command + " --context-shift --max-kv-size 9", 2, "--context-shift: not together with --max-kv-size");
+  expect_failure("generate -m " + test::data("mamba2").string() + " --tokens 1 --context-shift", 1,
+                 "a mamba2 can't shift its context: layer 0 has a");
 }
 
 TEST_F(Cli, ReportsTheVersionAndHelp) {

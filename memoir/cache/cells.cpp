@@ -77,7 +77,7 @@ int end_of(const StoredRun& run) {
 
 // The part of the run in [begin, end); n_rows is 0 or less if there is none.
 StoredRun part_of(const StoredRun& run, int begin, int end) {
-  const int first = std::max(run.first_position, begin);
+  const int first = std::clamp(begin, run.first_position, end_of(run));
   return {first, run.begin_row + (first - run.first_position), std::min(end_of(run), end) - first};
 }
 

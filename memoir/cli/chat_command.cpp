@@ -35,6 +35,7 @@ struct ChatArguments {
   PromptCache cache;
   DraftOptions draft;
   std::size_t prefix_cache_bytes = default_prefix_cache_bytes();
+  ContextShiftOptions shift;
   std::string system;
   bool shows_stats = false;
 };
@@ -48,7 +49,10 @@ class Chat {
         end_tokens_(loaded.end_tokens),
         options_(arguments.sampling.generate_options(loaded)),
         store_(make_store(arguments, *loaded.model)),
-        session_(*loaded.model, arguments.kv.cache_options(loaded.model->config()), store_.get()) {
+        session_(*loaded.model, arguments.kv.cache_options(loaded.model->config()), store_.get(),
+                 arguments.shift.shift(loaded.model->config(), {{"--prompt-cache", arguments.cache.is_used()},
+                                                                {"--draft", arguments.draft.is_used()},
+                                                                {"--max-kv-size", arguments.kv.max_size > 0}})) {
     arguments.draft.use(loaded, options_);
     options_.should_cancel = [this] { return interrupt_.is_set(); };
     arguments.cache.load_into(session_);
@@ -77,7 +81,7 @@ class Chat {
  private:
   static std::unique_ptr<prefix::Store> make_store(const ChatArguments& arguments, const model::Model& model) {
     const cache::CacheOptions caches = arguments.kv.cache_options(model.config());
-    if (arguments.prefix_cache_bytes == 0 || caches.quantize_from > 0) return nullptr;
+    if (arguments.prefix_cache_bytes == 0 || caches.quantize_from > 0 || arguments.shift.is_used()) return nullptr;
     return engine::make_prefix_store(model, {.max_bytes = arguments.prefix_cache_bytes}, caches);
   }
 
@@ -132,7 +136,7 @@ class Chat {
     conversation_->add_message("user", line);
     const std::vector<TokenId> prompt = conversation_->prompt();
     const int context = session_.model().context();
-    if (prompt.size() >= static_cast<std::size_t>(context)) {
+    if (!session_.shifts() && prompt.size() >= static_cast<std::size_t>(context)) {
       throw std::length_error("the chat has " + std::to_string(prompt.size()) +
                               " tokens with this message, the model's context is " + std::to_string(context) +
                               ": shorten it, or begin a new one with /reset");
@@ -216,6 +220,7 @@ void add_chat_command(CLI::App& app, Action& action) {
                    "memory; with --quantized-kv-start nothing is kept)")
       ->type_name("N")
       ->transform(whole_number(0, std::uint64_t{1} << 50));
+  arguments->shift.add_to(*command);
   command->add_flag("--stats", arguments->shows_stats, "after each answer say on stderr what was computed");
   command->footer(std::string("In the chat:\n") + kCommands +
                   "A message that can't be answered is reported and dropped, and the chat goes on. Where stdin is no\n"

@@ -185,6 +185,38 @@ void DraftOptions::use(const model::LoadedModel& loaded, engine::GenerateOptions
   options.max_drafts = max_drafts_;
 }
 
+void ContextShiftOptions::add_to(CLI::App& command) {
+  CLI::Option* shift = command.add_flag(
+      "--context-shift", is_used_, "when the context is full keep its first tokens, drop half of the others, go on");
+  command.add_option("--context", context_, "with --context-shift: a context of N tokens (default: the model's)")
+      ->type_name("N")
+      ->transform(whole_number(2, 1 << 30))
+      ->needs(shift);
+  command.add_option("--keep", keep_, "with --context-shift: how many of the first tokens stay")
+      ->type_name("N")
+      ->transform(whole_number(0, 1 << 30))
+      ->needs(shift)
+      ->capture_default_str();
+}
+
+std::optional<engine::ContextShift> ContextShiftOptions::shift(
+    const model::ModelConfig& config, const std::vector<std::pair<const char*, bool>>& others) const {
+  if (!is_used_) return std::nullopt;
+  for (const auto& [name, is_other_used] : others) {
+    if (is_other_used) throw UsageError(std::string("--context-shift: not together with ") + name);
+  }
+  if (context_ > config.max_position) {
+    throw UsageError("--context " + std::to_string(context_) + ": the model's is " +
+                     std::to_string(config.max_position));
+  }
+  const engine::ContextShift shift{context_ > 0 ? context_ : config.max_position, keep_};
+  if (shift.keep >= shift.context) {
+    throw UsageError("--keep " + std::to_string(keep_) + ": the context has " + std::to_string(shift.context) +
+                     " tokens, and some must go");
+  }
+  return shift;
+}
+
 std::vector<TokenId> parse_tokens(const std::string& text) {
   std::vector<TokenId> tokens;
   const char* at = text.data();

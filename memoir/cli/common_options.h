@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memoir/engine/generate.h"
@@ -65,6 +66,8 @@ class DraftOptions {
   /// that was made for another model.
   void use(const model::LoadedModel& loaded, engine::GenerateOptions& options);
 
+  bool is_used() const { return !draft_.empty(); }
+
  private:
   std::unique_ptr<engine::Drafter> make(const model::LoadedModel& loaded);
 
@@ -72,6 +75,25 @@ class DraftOptions {
   int max_drafts_ = 8;
   std::optional<model::LoadedModel> model_;
   std::unique_ptr<engine::Drafter> drafter_;
+};
+
+/// --context-shift: a text that goes on when the context is full.
+class ContextShiftOptions {
+ public:
+  /// Adds --context-shift, --context and --keep.
+  void add_to(CLI::App& command);
+
+  bool is_used() const { return is_used_; }
+
+  /// nullopt where the option isn't used. Throws UsageError if the numbers don't fit the model's, or another option
+  /// that can't be used with it is used: `others` by name, and whether they are.
+  std::optional<engine::ContextShift> shift(const model::ModelConfig& config,
+                                            const std::vector<std::pair<const char*, bool>>& others) const;
+
+ private:
+  bool is_used_ = false;
+  int context_ = 0;  // 0: the model's
+  int keep_ = 4;
 };
 
 /// "1,2,3" as token ids. Throws UsageError naming what is no number.

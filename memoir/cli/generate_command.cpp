@@ -18,10 +18,13 @@
 #include "memoir/cli/terminal.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/generate_batch.h"
+#include "memoir/engine/samples.h"
 #include "memoir/engine/scheduler.h"
 
 namespace memoir::cli {
 namespace {
+
+constexpr int kMaxSamples = 1024;
 
 struct GenerateArguments {
   RunOptions run;
@@ -29,6 +32,8 @@ struct GenerateArguments {
   SamplingOptions sampling;
   PromptCache cache;
   DraftOptions draft;
+  ContextShiftOptions shift;
+  int n_samples = 1;
   std::string prompt;
   std::string tokens;
   std::string messages_file;
@@ -171,8 +176,44 @@ int run_batch(const GenerateArguments& arguments) {
   return run.n_failed() == 0 ? kDone : kFailed;
 }
 
+// ---- --n
+
+// One object a line, or the texts with a line between them.
+void write_samples(const engine::Samples& samples, const GenerateArguments& arguments, bool has_text) {
+  for (std::size_t i = 0; i < samples.completions.size(); ++i) {
+    const engine::Completion& completion = samples.completions[i];
+    if (arguments.is_json) {
+      nlohmann::ordered_json object = json_of(completion);
+      object["sample"] = i;
+      object["seed"] = samples.seeds[i];
+      write_out(json_text(object) + "\n");
+    } else {
+      write_out((i == 0 ? "" : "---\n") + (has_text ? completion.text : tokens_text(completion.tokens)) + "\n");
+    }
+  }
+}
+
+int run_samples(const GenerateArguments& arguments, const model::LoadedModel& loaded,
+                const std::vector<TokenId>& prompt, const engine::GenerateOptions& options) {
+  const auto [cache, n] = std::pair(arguments.kv.cache_options(loaded.model->config()), arguments.n_samples);
+  const text::Tokenizer* tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr;
+  write_samples(engine::generate_samples(*loaded.model, cache, prompt, options, n, tokenizer), arguments,
+                tokenizer != nullptr);
+  return kDone;
+}
+
+void check_samples(const GenerateArguments& arguments) {
+  if (arguments.n_samples == 1) return;
+  const auto refuse = [](const char* option) { throw UsageError(std::string("--n: not together with ") + option); };
+  if (arguments.cache.is_used()) refuse("--prompt-cache");
+  if (arguments.draft.is_used()) refuse("--draft");
+  if (arguments.shift.is_used()) refuse("--context-shift");
+  if (arguments.kv.quantize_from > 0) refuse("--quantized-kv-start");
+}
+
 int run_generate(GenerateArguments& arguments) {
   if (!arguments.batch_file.empty()) return run_batch(arguments);
+  check_samples(arguments);
   arguments.cache.open(arguments.run.model);
   const model::LoadedModel loaded = arguments.run.load();
   const std::vector<TokenId> prompt = prompt_tokens(loaded, arguments);
@@ -184,10 +225,15 @@ int run_generate(GenerateArguments& arguments) {
   options.on_prefill = [&](int n_done, int n_total) {
     n_done < n_total ? progress.show(n_done, n_total) : progress.clear();
   };
+  if (arguments.n_samples > 1) return run_samples(arguments, loaded, prompt, options);
   const auto show = [&](std::string_view text) {
     if (!arguments.is_json) write_out(text);
   };
-  engine::Session session(*loaded.model, arguments.kv.cache_options(loaded.model->config()));
+  const model::ModelConfig& config = loaded.model->config();
+  engine::Session session(*loaded.model, arguments.kv.cache_options(config), nullptr,
+                          arguments.shift.shift(config, {{"--prompt-cache", arguments.cache.is_used()},
+                                                         {"--draft", arguments.draft.is_used()},
+                                                         {"--max-kv-size", arguments.kv.max_size > 0}}));
   arguments.cache.load_into(session);
   // What was computed is not lost by Ctrl-C where there is a file for it.
   std::optional<InterruptFlag> interrupt;
@@ -230,15 +276,23 @@ void add_generate_command(CLI::App& app, Action& action) {
   arguments->sampling.add_to(*command);
   arguments->cache.add_to(*command);
   arguments->draft.add_to(*command);
+  arguments->shift.add_to(*command);
+  command
+      ->add_option("--n", arguments->n_samples,
+                   "K continuations with the seeds --seed, --seed + 1, ...; the prompt is computed once")
+      ->type_name("K")
+      ->transform(whole_number(1, kMaxSamples))
+      ->capture_default_str();
   command->add_flag("--raw", arguments->is_raw, "take the prompt as it is, without the chat template")
       ->excludes(messages);
-  command->add_flag("--json", arguments->is_json, "print one JSON object instead of the text");
+  command->add_flag("--json", arguments->is_json, "print one JSON object instead of the text; with --n one a line");
   command->add_option("--batch-size", arguments->n_side_by_side, "with --batch: requests that run side by side")
       ->type_name("N")
       ->transform(whole_number(1, 256))
       ->capture_default_str()
       ->needs(batch);
-  for (const char* name : {"--json", "--prompt-cache", "--draft", "--kv", "--max-kv-size", "--quantized-kv-start"}) {
+  for (const char* name : {"--json", "--prompt-cache", "--draft", "--kv", "--max-kv-size", "--quantized-kv-start",
+                           "--n", "--context-shift"}) {
     batch->excludes(command->get_option(name));
   }
   command->callback([arguments, &action] { action = [arguments] { return run_generate(*arguments); }; });

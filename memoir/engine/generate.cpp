@@ -56,9 +56,10 @@ void check_drafts(const std::vector<TokenId>& drafts, int n_max, int n_vocab) {
   }
 }
 
-void check_prompt(std::span<const TokenId> prompt, const model::Model& model) {
+void check_prompt(std::span<const TokenId> prompt, const Session& session) {
+  const model::Model& model = session.model();
   if (prompt.empty()) throw std::invalid_argument("[engine.generate] the prompt is empty, expected at least one token");
-  if (prompt.size() > static_cast<std::size_t>(model.context())) {
+  if (!session.shifts() && prompt.size() > static_cast<std::size_t>(model.context())) {
     throw std::invalid_argument("[engine.generate] the prompt has " + std::to_string(prompt.size()) +
                                 " tokens, more than the model's context of " + std::to_string(model.context()));
   }
@@ -93,11 +94,12 @@ Generation::~Generation() {
 }
 
 void Generation::start(std::span<const TokenId> prompt) {
-  check_prompt(prompt, session_.model());
-  cached_tokens_ = session_.reuse(prompt, options_.turn_ends, options_.drafter ? options_.drafter->lookahead() : 0);
+  check_prompt(prompt, session_);
+  const std::vector<TokenId> fitted = session_.fitted(prompt);
+  cached_tokens_ = session_.reuse(fitted, options_.turn_ends, options_.drafter ? options_.drafter->lookahead() : 0);
   sampler_.prime(prompt);
   if (options_.drafter) text_.assign(prompt.begin(), prompt.end());
-  prefill(prompt.subspan(static_cast<std::size_t>(cached_tokens_)), static_cast<int>(prompt.size()));
+  prefill(std::span(fitted).subspan(static_cast<std::size_t>(cached_tokens_)), static_cast<int>(fitted.size()));
 }
 
 bool Generation::is_cancelled() {
@@ -166,7 +168,7 @@ std::span<float> Generation::next_row() {
 // Few enough that the last token asked for, and any behind the context's end, need no place.
 std::vector<TokenId> Generation::drafts_after(TokenId token) {
   text_.push_back(token);
-  const int n_room = session_.model().context() - static_cast<int>(session_.tokens().size()) - 1;
+  const int n_room = session_.context() - static_cast<int>(session_.tokens().size()) - 1;
   const int limit = std::min({options_.max_drafts, options_.max_tokens - n_generated_ - 1, n_room});
   if (limit < 1) return {};
   const int n_max = options_.adapts_drafts ? options_.drafter->length().choose(limit) : limit;
@@ -178,6 +180,7 @@ std::vector<TokenId> Generation::drafts_after(TokenId token) {
 
 // The forward pass over a token that was chosen, and over what may follow it.
 void Generation::schedule(TokenId token) {
+  session_.make_room(1);
   Round round;
   round.begin = Clock::now();
   if (options_.drafter) round.drafts = drafts_after(token);
@@ -244,10 +247,8 @@ std::optional<TokenId> Generation::next() {
   sampler_.accept(token);
   ++n_generated_;
   const bool is_last = n_generated_ == options_.max_tokens;
-  const bool is_full = session_.tokens().size() >= static_cast<std::size_t>(session_.model().context());
-  if (!is_last && !is_full) {
-    schedule(token);
-  }
+  const bool is_full = session_.tokens().size() >= static_cast<std::size_t>(session_.context());
+  if (!is_last && (!is_full || session_.shifts())) schedule(token);
   return token;
 }
 

@@ -65,7 +65,8 @@ class Generation {
 
   /// Computes the prompt, without what the session's cache already holds of it.
   /// Throws std::invalid_argument if the prompt is empty, longer than the context, or has a token outside the
-  /// vocabulary; the session is then as before. After a cancel the computed chunks stay in the session.
+  /// vocabulary; the session is then as before. A session that shifts takes longer ones, and drops what doesn't fit.
+  /// After a cancel the computed chunks stay in the session.
   void start(std::span<const TokenId> prompt);
 
   /// The next token, or nullopt at the end; a stop token is not handed out.

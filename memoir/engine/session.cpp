@@ -12,8 +12,11 @@ namespace mx = mlx::core;
 
 namespace memoir::engine {
 
-Session::Session(const model::Model& model, const cache::CacheOptions& options, prefix::Store* store)
-    : model_(model), options_(options), cache_(model.make_cache(options)), store_(store) {}
+Session::Session(const model::Model& model, const cache::CacheOptions& options, prefix::Store* store,
+                 const std::optional<ContextShift>& shift)
+    : model_(model), options_(options), shift_(shift), cache_(model.make_cache(options)), store_(store) {
+  if (shift_) check_shift();
+}
 
 Session::~Session() {
   roll_back_draft();
@@ -25,6 +28,88 @@ Session::~Session() {
 // Once the next pass begins, this one's arrays are needed no more where they are.
 void Session::record_pass() noexcept {
   if (store_ && std::exchange(has_pass_, false)) store_->record(lease_, cache_);
+}
+
+void Session::check_shift() const {
+  const auto refuse = [](const std::string& what) { throw std::invalid_argument("[engine.Session] " + what); };
+  if (shift_->context < 2 || shift_->context > model_.context() || shift_->keep < 0 ||
+      shift_->keep >= shift_->context) {
+    refuse("a context of " + std::to_string(shift_->context) + " that keeps " + std::to_string(shift_->keep) +
+           " tokens, expected 2 to the model's " + std::to_string(model_.context()) + ", and to keep less");
+  }
+  if (store_) refuse("a context that shifts and a prefix store, expected one of both at most");
+  if (options_.max_size) refuse("a context that shifts and a cache of bounded size, expected one of both at most");
+  const std::string model = "a " + model_.config().model_type + " can't shift its context: ";
+  for (std::size_t layer = 0; layer < cache_.n_layers(); ++layer) {
+    const std::string_view unfit = cache::unfit_for_cells(cache_, layer);
+    if (!unfit.empty()) refuse(model + "layer " + std::to_string(layer) + " has a " + std::string(unfit));
+  }
+  if (!model_.key_turn()) refuse(model + "its keys can't be turned to other positions");
+}
+
+// Behind the kept tokens, from the cache too.
+void Session::drop(int n_tokens) {
+  const int begin = shift_->keep;
+  const cache::Removal result = remove_positions(cache_, begin, begin + n_tokens, model_.key_turn());
+  const auto first = tokens_.begin() + begin;
+  dropped_.insert(dropped_.end(), first, first + n_tokens);
+  tokens_.erase(first, first + n_tokens);
+  if (result == cache::Removal::kDone) return;
+  const std::vector<TokenId> rest = std::exchange(tokens_, {});
+  cache_.free();
+  constexpr std::size_t kChunk = 512;
+  for (std::size_t done = 0; done < rest.size(); done += kChunk) {
+    forward(std::span(rest).subspan(done, std::min(kChunk, rest.size() - done)), model::LogitRows::kNone);
+    cache_.materialize();
+  }
+}
+
+void Session::make_room(int n_tokens) {
+  if (!shift_) return;
+  const auto n_held = static_cast<int>(tokens_.size());
+  const int n_missing = n_held + n_tokens - shift_->context;
+  if (n_missing <= 0) return;
+  drop(std::min(std::max(n_to_discard(*shift_, n_held), n_missing), n_held - shift_->keep));
+}
+
+// True if the prompt begins as the whole text does, dropped tokens included, and goes on behind them.
+bool Session::goes_on(std::span<const TokenId> prompt) const {
+  const auto n_kept = static_cast<std::size_t>(shift_->keep);
+  if (prompt.size() <= n_kept + dropped_.size() || tokens_.size() < n_kept) return false;
+  const std::span<const TokenId> kept = prompt.first(n_kept);
+  return std::equal(kept.begin(), kept.end(), tokens_.begin()) &&
+         std::equal(dropped_.begin(), dropped_.end(), prompt.begin() + shift_->keep);
+}
+
+std::vector<TokenId> Session::fitted(std::span<const TokenId> prompt) {
+  std::vector<TokenId> result(prompt.begin(), prompt.end());
+  if (!shift_) return result;
+  const auto erase = [&](std::size_t n) {
+    const auto first = result.begin() + shift_->keep;
+    result.erase(first, first + static_cast<std::ptrdiff_t>(n));
+  };
+  if (!dropped_.empty()) {
+    if (goes_on(prompt)) {
+      erase(dropped_.size());
+    } else {
+      // What is behind the kept tokens was computed behind others.
+      reuse(std::span(tokens_).first(std::min(tokens_.size(), static_cast<std::size_t>(shift_->keep) + 1)));
+      dropped_.clear();
+    }
+  }
+  const auto n_tokens = static_cast<int>(result.size());
+  if (n_tokens <= shift_->context) return result;
+  const int n_dropped = std::min(n_to_discard(*shift_, n_tokens), n_tokens - shift_->keep - 1);
+  const int n_until = shift_->keep + n_dropped;
+  const bool holds_them =
+      std::ssize(tokens_) > n_until && std::equal(result.begin(), result.begin() + n_until, tokens_.begin());
+  if (holds_them) {
+    drop(n_dropped);  // the rows behind them can be used on
+  } else {
+    dropped_.insert(dropped_.end(), result.begin() + shift_->keep, result.begin() + n_until);
+  }
+  erase(static_cast<std::size_t>(n_dropped));
+  return result;
 }
 
 void Session::adopt(cache::ModelCache cache, std::vector<TokenId> tokens) {
@@ -45,6 +130,7 @@ void Session::adopt(cache::ModelCache cache, std::vector<TokenId> tokens) {
   cache_ = std::move(adopted);
   tokens_ = std::move(tokens);
   if (store_ && !tokens_.empty()) store_->follow(lease_, cache_, {tokens_, static_cast<int>(tokens_.size())});
+  dropped_.clear();
 }
 
 int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_ends, int lookahead) {

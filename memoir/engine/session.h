@@ -6,17 +6,21 @@
 // its own cache can go back to: after an edited turn, or a text that it had left.
 //
 // Invariant between calls: tokens().size() == cache().offset().
+// With a ContextShift the context never ends: make_room() drops tokens behind the first ones, from the cache and from
+// tokens(), and fitted() drops the same from a prompt that goes on from there.
 // Ownership: owns its cache; refers to the model and the store, which must outlive it. Threads: the thread that owns
 // MLX's work.
 
 #include <mlx/array.h>
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "memoir/base/types.h"
 #include "memoir/cache/kv.h"
+#include "memoir/engine/context_shift.h"
 #include "memoir/model/model.h"
 #include "memoir/prefix/store.h"
 
@@ -28,8 +32,12 @@ namespace memoir::engine {
 
 class Session {
  public:
-  /// store: may be null; else of this model with these options (make_prefix_store). Throws as Model::make_cache.
-  explicit Session(const model::Model& model, const cache::CacheOptions& options = {}, prefix::Store* store = nullptr);
+  /// store: may be null; else of this model with these options (make_prefix_store). Throws as Model::make_cache; with a
+  /// shift, std::invalid_argument if its numbers are out of range, the options bound the cache's size, there is a store
+  /// (rows that were moved are not what computing them would give), or a layer's positions can't shift (the message
+  /// names model and kind).
+  explicit Session(const model::Model& model, const cache::CacheOptions& options = {}, prefix::Store* store = nullptr,
+                   const std::optional<ContextShift>& shift = std::nullopt);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -37,6 +45,20 @@ class Session {
   const model::Model& model() const { return model_; }
   const std::vector<TokenId>& tokens() const { return tokens_; }
   const cache::ModelCache& cache() const { return cache_; }
+
+  /// The most tokens that it holds.
+  int context() const { return shift_ ? shift_->context : model_.context(); }
+
+  /// True if tokens are dropped when the context is full.
+  bool shifts() const { return shift_.has_value(); }
+
+  /// With a shift, and no draft open: sees to it that n_tokens more fit, at most context() - keep. Where a window would
+  /// see what it has let go, what stays is computed again. On a throw the session is as before, or empty.
+  void make_room(int n_tokens);
+
+  /// The prompt as the session can hold it: without what was dropped of a text that it goes on from, and where that is
+  /// still more than the context, without as much as make_room() would drop. Without a shift the prompt itself.
+  std::vector<TokenId> fitted(std::span<const TokenId> prompt);
 
   /// Takes over a cache of this model's, from a file for instance, and the tokens that it holds.
   /// Throws std::invalid_argument, the session unchanged, if it has not as many tokens, more than the model's context,
@@ -77,14 +99,19 @@ class Session {
   void record_pass() noexcept;
   template <typename Run>
   auto take_in(std::span<const TokenId> tokens, const Run& run);
+  void check_shift() const;
+  void drop(int n_tokens);
+  bool goes_on(std::span<const TokenId> prompt) const;
 
   const model::Model& model_;
   cache::CacheOptions options_;
+  std::optional<ContextShift> shift_;
   cache::ModelCache cache_;
   std::vector<TokenId> tokens_;
   prefix::Store* store_;
   prefix::Lease lease_;
-  bool has_pass_ = false;  // which the store was told of, and has not recorded
+  bool has_pass_ = false;         // which the store was told of, and has not recorded
+  std::vector<TokenId> dropped_;  // all that stood between the kept tokens and those behind them
   std::unique_ptr<cache::Transaction> draft_;
   std::size_t n_before_draft_ = 0;  // tokens
 };

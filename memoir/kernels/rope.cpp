@@ -87,6 +87,14 @@ mx::array fast_rope(const mx::array& x, const Turns& turns) {
   return mx::concatenate(std::move(outputs), 2);
 }
 
+void check_rope(const Rope& rope) {
+  if (rope.n_dims <= 0 || rope.n_dims % 2 != 0 || rope.periods.size() != static_cast<std::size_t>(rope.n_dims) / 2) {
+    throw std::invalid_argument("[kernels.make_turns] n_dims is " + std::to_string(rope.n_dims) + " with " +
+                                std::to_string(rope.periods.size()) +
+                                " periods, expected an even number and half as many");
+  }
+}
+
 }  // namespace
 
 std::vector<float> rope_periods(int n_dims, double base) {
@@ -97,11 +105,7 @@ std::vector<float> rope_periods(int n_dims, double base) {
 }
 
 Turns make_turns(const Rope& rope, const std::vector<PositionRun>& runs) {
-  if (rope.n_dims <= 0 || rope.n_dims % 2 != 0 || rope.periods.size() != static_cast<std::size_t>(rope.n_dims) / 2) {
-    throw std::invalid_argument("[kernels.make_turns] n_dims is " + std::to_string(rope.n_dims) + " with " +
-                                std::to_string(rope.periods.size()) +
-                                " periods, expected an even number and half as many");
-  }
+  check_rope(rope);
   int n_tokens = 0;
   for (const PositionRun& run : runs) {
     if (run.first < 0 || run.n_tokens < 0) {
@@ -130,6 +134,20 @@ mx::array rope(const mx::array& x, const Turns& turns) {
     return mx::astype(y, x.dtype(), cpu_stream());
   }
   return fast_rope(x, turns);
+}
+
+mx::array turned_on(const mx::array& x, const Rope& rope, int shift) {
+  check_rope(rope);
+  if (x.ndim() != 4) {
+    throw std::invalid_argument("[kernels.turned_on] x has shape " + shape_text(x) + ", expected (B,H,T,D)");
+  }
+  Rope same_magnitude = rope;
+  same_magnitude.magnitude = 1;
+  const std::vector<PositionRun> run = {{shift, 1}};
+  const Turns turns{same_magnitude, run, 1, on_cpu() ? turn_table(same_magnitude, run, 1) : mx::array(0.0F)};
+  // Each row as a sequence of one token: all turn by the same.
+  const mx::array rows = mx::reshape(x, {-1, 1, 1, x.shape(3)});
+  return mx::reshape(kernels::rope(rows, turns), x.shape());
 }
 
 }  // namespace memoir::kernels

@@ -47,4 +47,9 @@ Turns make_turns(const Rope& rope, int offset, int n_tokens);
 /// Throws std::invalid_argument if T is not that of the turns, or n_dims is larger than D.
 mlx::core::array rope(const mlx::core::array& x, const Turns& turns);
 
+/// x: [B, H, T, D] float, rows turned already, at whatever positions. Returns them as they would be `shift` positions
+/// on, back where it is negative; rotations add up, so that is one more turn, of the same magnitude. Shape and type
+/// stay. Lazy. Throws std::invalid_argument as make_turns() and rope().
+mlx::core::array turned_on(const mlx::core::array& x, const Rope& rope, int shift);
+
 }  // namespace memoir::kernels

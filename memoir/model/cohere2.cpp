@@ -48,6 +48,8 @@ class Cohere2Layer : public DecoderLayer {
     return norm_.weight.nbytes() + attention_.size_bytes() + mlp_.size_bytes();
   }
 
+  std::optional<KeyPositions> key_positions() const override { return KeyPositions{attention_.rope}; }
+
  private:
   kernels::Norm norm_;
   SelfAttention attention_;

@@ -59,6 +59,16 @@ std::size_t Decoder::size_bytes() const {
   return n_bytes;
 }
 
+cache::KeyTurn Decoder::key_turn() const {
+  for (const auto& layer : layers_) {
+    if (!layer->key_positions()) return {};
+  }
+  return [this](std::size_t index, const mx::array& keys, int shift) {
+    const std::optional<std::size_t> rope = layers_.at(index)->key_positions()->rope;
+    return rope ? kernels::turned_on(keys, ropes_.at(*rope), shift) : keys;
+  };
+}
+
 void Decoder::begin(const mx::array&, Step&) const {}
 
 mx::array Decoder::embed(const mx::array& ids) const {

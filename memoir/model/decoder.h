@@ -15,6 +15,11 @@
 
 namespace memoir::model {
 
+/// How the keys in a layer's cache depend on their positions.
+struct KeyPositions {
+  std::optional<std::size_t> rope;  // their leading dimensions turn, as this rope of the model; none: they don't
+};
+
 class DecoderLayer {
  public:
   virtual ~DecoderLayer() = default;
@@ -26,6 +31,9 @@ class DecoderLayer {
   virtual mlx::core::array forward(const mlx::core::array& x, Step& step, std::size_t index) const = 0;
 
   virtual std::size_t size_bytes() const = 0;
+
+  /// For a layer of attention, or one that keeps nothing; nullopt: its state can't be brought to other positions.
+  virtual std::optional<KeyPositions> key_positions() const { return std::nullopt; }
 };
 
 /// What stands before the layers and behind them.
@@ -55,6 +63,9 @@ class Decoder : public Model {
   mlx::core::array embed(const mlx::core::array& ids) const override;
   mlx::core::array logits_of(const mlx::core::array& states) const override;
 
+  /// Empty where a layer has no key_positions().
+  cache::KeyTurn key_turn() const override;
+
  protected:
   mlx::core::array states(Step& step, const std::vector<int>& rows) const override;
 
@@ -78,6 +89,7 @@ class PreNormLayer : public DecoderLayer {
   }
   mlx::core::array forward(const mlx::core::array& x, Step& step, std::size_t index) const override;
   std::size_t size_bytes() const override;
+  std::optional<KeyPositions> key_positions() const override { return KeyPositions{attention_.rope}; }
 
  private:
   kernels::Norm attention_norm_;

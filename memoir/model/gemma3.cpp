@@ -50,6 +50,8 @@ class Gemma3Layer : public DecoderLayer {
     return 4 * attention_norm_.weight.nbytes() + attention_.size_bytes() + mlp_.size_bytes();
   }
 
+  std::optional<KeyPositions> key_positions() const override { return KeyPositions{attention_.rope}; }
+
  private:
   static kernels::Norm read_norm(Weights& weights, const ModelConfig& config, int index, const char* name) {
     return read_centered_norm(weights, layer_module(index) + name, config.hidden_size, config.rms_norm_eps);

@@ -104,6 +104,8 @@ class Gemma4Attention {
     return cache::make_kv_cache(options_.window, std::nullopt, chosen);
   }
 
+  std::size_t rope() const { return keys_.rope; }
+
   // x: normed.
   mx::array operator()(const mx::array& x, Step& step, std::size_t index) const {
     const kernels::Turns& turns = step.turns.at(keys_.rope);
@@ -235,6 +237,8 @@ class Gemma4Layer : public DecoderLayer {
     return 4 * attention_norm_.weight.nbytes() + attention_.size_bytes() + mlp_.size_bytes() +
            (experts_ ? experts_->size_bytes() : 0) + (input_ ? input_->size_bytes() : 0);
   }
+
+  std::optional<KeyPositions> key_positions() const override { return KeyPositions{attention_.rope()}; }
 
  private:
   Gemma4Layer(Weights& weights, const ModelConfig& config, const Gemma4Keys& all, const Gemma4LayerKeys& keys,

@@ -152,6 +152,8 @@ class Llama4Layer : public DecoderLayer {
            (mlp_ ? mlp_->size_bytes() : mixture_->size_bytes());
   }
 
+  std::optional<KeyPositions> key_positions() const override { return KeyPositions{attention_.rope}; }
+
  private:
   static kernels::Norm read_norm(Weights& weights, const ModelConfig& config, int index, const char* name) {
     return read_rms_norm(weights, layer_module(index) + name, config.hidden_size, config.rms_norm_eps);

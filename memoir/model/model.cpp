@@ -33,6 +33,12 @@ void check_tokens(std::span<const TokenId> tokens, int n_sequences, int n_vocab,
   }
 }
 
+void check_layers(std::size_t n_of_cache, int n_of_model) {
+  if (n_of_cache == static_cast<std::size_t>(n_of_model)) return;
+  throw std::invalid_argument("[model.forward] the cache has " + std::to_string(n_of_cache) +
+                              " layers, expected the model's " + std::to_string(n_of_model));
+}
+
 // The first of the rows [begin, end) whose logits are wanted.
 int first_row(LogitRows rows, int begin, int end) {
   switch (rows) {
@@ -55,10 +61,7 @@ std::vector<int> wanted_rows(LogitRows rows, int n_tokens) {
 }  // namespace
 
 void Model::check(const SequenceTokens& sequence, int n_sequences) const {
-  if (sequence.cache->n_layers() != static_cast<std::size_t>(config_.n_layers)) {
-    throw std::invalid_argument("[model.forward] the cache has " + std::to_string(sequence.cache->n_layers()) +
-                                " layers, expected the model's " + std::to_string(config_.n_layers));
-  }
+  check_layers(sequence.cache->n_layers(), config_.n_layers);
   check_tokens(sequence.tokens, n_sequences, config_.vocab_size, context(), sequence.cache->offset());
 }
 
@@ -90,6 +93,7 @@ mx::array Model::run(Step& step, const std::vector<int>& rows, Output output) co
     return output == Output::kLogits ? logits_of(x) : x;
   } catch (...) {
     for (const StepSequence& sequence : step.sequences) {
+      if (!sequence.cache) continue;
       // At 0 its buffers would keep the number of sequences, and a recurrent layer that got ahead can't go back.
       if (sequence.offset == 0 || !sequence.cache->rewind(sequence.offset)) sequence.cache->free();
     }
@@ -124,6 +128,45 @@ mx::array Model::run(std::span<const SequenceTokens> sequences, Output output) c
   }
   Step step{mx::array(ids.data(), {1, static_cast<int>(ids.size())}, mx::int32), std::move(parts)};
   return mx::squeeze(run(step, rows, output), 0);
+}
+
+std::optional<mx::array> Model::forward(cache::CellCaches& cells, std::span<const CellTokens> sequences) const {
+  if (sequences.empty()) throw std::invalid_argument("[model.forward] no sequences, expected at least one");
+  check_layers(cells.n_layers(), config_.n_layers);
+  std::set<int> numbers;
+  std::vector<TokenId> ids;
+  std::vector<int> rows;
+  Step step{mx::array(0), {}};
+  cache::CellBatch batch;
+  for (const CellTokens& sequence : sequences) {
+    const int offset = cells.offset(sequence.sequence);
+    check_tokens(sequence.tokens, 1, config_.vocab_size, context(), offset);
+    if (!numbers.insert(sequence.sequence).second) {
+      throw std::invalid_argument("[model.forward] sequence " + std::to_string(sequence.sequence) +
+                                  " is named twice, expected each once");
+    }
+    const auto begin = static_cast<int>(ids.size());
+    ids.insert(ids.end(), sequence.tokens.begin(), sequence.tokens.end());
+    const auto end = static_cast<int>(ids.size());
+    for (int t = 0; t < end - begin; ++t) {
+      batch.sequences.push_back(sequence.sequence);
+      batch.positions.push_back(offset + t);
+    }
+    step.sequences.push_back({nullptr, begin, end - begin, offset});
+    for (int row = first_row(sequence.rows, begin, end); row < end; ++row) rows.push_back(row);
+  }
+  step.ids = mx::array(ids.data(), {1, static_cast<int>(ids.size())}, mx::int32);
+  step.cells = &cells;
+  if (!cells.begin(batch)) return std::nullopt;
+  try {
+    return mx::squeeze(run(step, rows, Output::kLogits), 0);
+  } catch (...) {
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      const int number = sequences[i].sequence;
+      if (cells.remove(number, step.sequences[i].offset) != cache::Removal::kDone) cells.remove(number, 0);
+    }
+    throw;
+  }
 }
 
 }  // namespace memoir::model

@@ -7,10 +7,12 @@
 #include <mlx/array.h>
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "memoir/base/types.h"
+#include "memoir/cache/cell_caches.h"
 #include "memoir/cache/kv.h"
 #include "memoir/model/config.h"
 #include "memoir/model/weights.h"
@@ -35,6 +37,13 @@ struct SequenceTokens {
 struct Pass {
   mlx::core::array logits;  // [B, n_rows, V]
   mlx::core::array hidden;  // [B, n_hidden_rows, hidden]: what the logits are made of, behind the final norm
+};
+
+/// A sequence's part of a pass over the cells of several.
+struct CellTokens {
+  std::span<const TokenId> tokens;  // at least one
+  int sequence;
+  LogitRows rows = LogitRows::kLast;
 };
 
 struct Step;
@@ -86,6 +95,16 @@ class Model {
 
   /// states: [..., hidden], as hidden_states() returns them. Returns their logits, [..., V]. Lazy.
   virtual mlx::core::array logits_of(const mlx::core::array& states) const = 0;
+
+  /// The same over sequences in cells (cache::make_cell_caches of this model's cache), which may share rows. Each gets
+  /// the bits that it gets alone in a ModelCache, on the CPU. Returns nullopt, nothing changed, if there is no room.
+  /// Throws std::invalid_argument as above, if a sequence was not promised or is named twice, or there are more rows
+  /// than the caches' max_batch. On a throw each sequence is as before, or empty where its window has let something go.
+  std::optional<mlx::core::array> forward(cache::CellCaches& cells, std::span<const CellTokens> sequences) const;
+
+  /// Turns keys of the model's layers to other positions, as they lie in its caches; empty where a layer's can't be.
+  /// It refers to the model.
+  virtual cache::KeyTurn key_turn() const { return {}; }
 
   /// Bytes of the weights.
   virtual std::size_t size_bytes() const = 0;

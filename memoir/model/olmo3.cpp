@@ -50,6 +50,8 @@ class Olmo3Layer : public DecoderLayer {
            2 * after_mlp_.weight.nbytes() + mlp_.size_bytes();
   }
 
+  std::optional<KeyPositions> key_positions() const override { return KeyPositions{attention_.rope}; }
+
  private:
   static kernels::Norm read_norm(Weights& weights, const ModelConfig& config, int index, const char* name, int size) {
     return read_rms_norm(weights, layer_module(index) + name, size, config.rms_norm_eps);

@@ -57,6 +57,7 @@ kernels::Turns make_turns(const kernels::Rope& rope, const std::vector<StepSeque
 }
 
 Histories update(const Step& step, const CachePlace& place, const mx::array& keys, const mx::array& values) {
+  if (step.cells) return step.cells->update(place.layer, keys, values);
   constexpr int kRowAxis = 2;
   const bool is_single = step.sequences.size() == 1;
   Histories histories;
@@ -70,6 +71,8 @@ Histories update(const Step& step, const CachePlace& place, const mx::array& key
 }
 
 mx::array by_sequence(const Step& step, const std::vector<mx::array>& inputs, const SequenceFunction& function) {
+  if (step.cells)
+    throw std::invalid_argument("[model.by_sequence] a layer that is not attention has no state in cells");
   if (step.sequences.size() == 1) return function(inputs, *step.sequences.front().cache);
   std::vector<mx::array> outputs;
   for (const StepSequence& sequence : step.sequences) {

@@ -3,8 +3,9 @@
 // A forward pass on its way through the layers: which sequences it runs, and where their tokens lie.
 //
 // Tokens lie in rows [B, T]: B sequences of T tokens that share one cache, or (B = 1) several sequences of any lengths
-// side by side, each with a cache of its own. What works on rows one by one, as norms and matrices do, need not know;
-// what depends on earlier tokens goes through the functions here. A sequence's rows get the bits that they get alone.
+// side by side, each with a cache of its own, or (layers that are all attention) in the cells of one. What works on
+// rows one by one, as norms and matrices do, need not know; what depends on earlier tokens goes through the functions
+// here. A sequence's rows get the bits that they get alone.
 //
 // Threads: the thread that owns MLX's work. Ownership: refers to the caches, which must outlive it.
 
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "memoir/cache/cache.h"
+#include "memoir/cache/cell_caches.h"
 #include "memoir/kernels/attention.h"
 #include "memoir/kernels/rope.h"
 
@@ -24,10 +26,10 @@ namespace memoir::model {
 
 /// The B sequences of one cache, or a single one.
 struct StepSequence {
-  cache::ModelCache* cache;
-  int begin;     // the row, in T, of its first token
-  int n_tokens;  // at least 1
-  int offset;    // that token's position
+  cache::ModelCache* cache;  // null in a pass over cells
+  int begin;                 // the row, in T, of its first token
+  int n_tokens;              // at least 1
+  int offset;                // that token's position
 };
 
 /// Keys and values to attend to, of each sequence: what kernels::attention takes.
@@ -36,6 +38,7 @@ using Histories = std::vector<kernels::SequenceHistory>;
 struct Step {
   mlx::core::array ids;                                         // [B, T]
   std::vector<StepSequence> sequences;                          // by their rows, which they cover
+  cache::CellCaches* cells = nullptr;                           // of a pass over cells, which has begun there
   std::vector<kernels::Turns> turns = {};                       // for each rope of the model
   std::map<std::size_t, Histories> histories = {};              // of layers whose keys and values others read, by layer
   std::optional<mlx::core::array> layer_inputs = std::nullopt;  // [B, T, L, P]: something for each layer alone
@@ -60,8 +63,8 @@ struct CachePlace {
 cache::AttentionCache& attention_cache(const cache::ModelCache& cache, const CachePlace& place);
 cache::RecurrentCache& recurrent_cache(const cache::ModelCache& cache, const CachePlace& place);
 
-/// Appends each sequence's rows to its attention cache at `place`. Lazy.
-/// keys: [B, Hkv, T, Dk], values: [B, Hkv, T, Dv]. Throws as AttentionCache::update.
+/// Appends each sequence's rows to its attention cache at `place`, or all of them to the cells. Lazy.
+/// keys: [B, Hkv, T, Dk], values: [B, Hkv, T, Dv]. Throws as AttentionCache::update or CellCaches::update.
 Histories update(const Step& step, const CachePlace& place, const mlx::core::array& keys,
                  const mlx::core::array& values);
 
@@ -70,6 +73,7 @@ using SequenceFunction =
     std::function<mlx::core::array(const std::vector<mlx::core::array>& rows, cache::ModelCache& cache)>;
 
 /// What `function` makes of each sequence, side by side: [B, T, ...]. inputs: each [B, T, ...].
+/// Throws std::invalid_argument in a pass over cells, which hold nothing but keys and values.
 mlx::core::array by_sequence(const Step& step, const std::vector<mlx::core::array>& inputs,
                              const SequenceFunction& function);
 
