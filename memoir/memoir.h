@@ -14,6 +14,7 @@
 #include "memoir/engine/finish_reason.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/generate_batch.h"
+#include "memoir/engine/mtp_drafter.h"
 #include "memoir/engine/sampler.h"
 #include "memoir/engine/scheduler.h"
 #include "memoir/engine/service.h"

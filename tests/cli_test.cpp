@@ -10,6 +10,7 @@
 #include "tests/cli_runner.h"
 #include "tests/gguf_builder.h"
 #include "tests/model_files.h"
+#include "tests/mtp_files.h"
 
 namespace mx = mlx::core;
 
@@ -101,6 +102,12 @@ TEST_F(Cli, DraftsGiveTheSameTokens) {
   const json read = json::parse(run(gemma_run + " --draft " + gemma + "/assistant").out);
   EXPECT_EQ(read["tokens"], json::parse(run(gemma_run).out)["tokens"]);
   EXPECT_GT(read["drafted"], 0);
+  const std::string qwen = test::model_with_head(folder_.path() / "qwen", "qwen3_5").string();
+  const std::string qwen_run = "generate --json -n 30 --tokens 3,1,4,1,5,9,2,6 -m " + qwen;
+  const json headed = json::parse(run(qwen_run + " --draft auto").out);
+  EXPECT_EQ(headed["tokens"], json::parse(run(qwen_run).out)["tokens"]);
+  EXPECT_GT(headed["drafted"], 0);
+  expect_failure("generate -m " + tiny() + " --tokens 1 --draft auto", 1, "carries no head");
   expect_failure("generate -m " + tiny() + " --tokens 1 --draft " + gemma + "/assistant", 1, "made for another model");
   expect_failure("generate -m " + tiny() + " --tokens 1 --draft ngram --draft-max 16", 2, "draft-max");
   expect_failure("generate -m " + tiny() + " --tokens 1 --draft " MEMOIR_TEST_SMOLLM2, 2, "another vocabulary");

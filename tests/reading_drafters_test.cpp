@@ -12,10 +12,12 @@
 
 #include "memoir/engine/assistant_drafter.h"
 #include "memoir/engine/generate.h"
+#include "memoir/engine/mtp_drafter.h"
 #include "memoir/engine/session.h"
 #include "memoir/model/load.h"
 #include "tests/golden.h"
 #include "tests/model_files.h"
+#include "tests/mtp_files.h"
 
 namespace mx = mlx::core;
 
@@ -28,6 +30,7 @@ constexpr int kLength = 200;
 
 struct Setup {
   std::string name;
+  bool has_head;            // the model carries one; else the target is a folder of tests/data
   std::string prompt_file;  // and the tensor in it
   std::string prompt_name;
   std::string target;
@@ -41,8 +44,11 @@ std::unique_ptr<Drafter> assistant(const std::string& folder, const model::Model
 std::vector<Setup> setups() {
   std::vector<Setup> all;
   for (const std::string name : {"gemma4_assistant", "gemma4_assistant_ordered"}) {
-    all.push_back({name, name, "sequence0.prompt", name + "/target",
+    all.push_back({name, false, name, "sequence0.prompt", name + "/target",
                    [name](const model::Model& target) { return assistant(name, target); }});
+  }
+  for (const std::string name : {"qwen3_5", "qwen3_next"}) {
+    all.push_back({name + "_mtp", true, name, "prompt", name, nullptr});
   }
   return all;
 }
@@ -84,12 +90,17 @@ class ReadingDrafter : public testing::TestWithParam<Setup> {
  protected:
   void SetUp() override {
     mx::set_default_device(mx::Device::cpu);
-    loaded_ = model::load_model(test::data(GetParam().target));
+    path_ = GetParam().has_head ? test::model_with_head(folder_.path() / "model", GetParam().target)
+                                : test::data(GetParam().target);
+    loaded_ = model::load_model(path_);
     prompt_ = test::tokens_of(test::expected_of(GetParam().prompt_file).at(GetParam().prompt_name));
   }
 
   const model::Model& model() const { return *loaded_.model; }
-  std::unique_ptr<Drafter> make() const { return GetParam().make(model()); }
+  std::unique_ptr<Drafter> make() const {
+    if (!GetParam().has_head) return GetParam().make(model());
+    return std::make_unique<MtpDrafter>(model::load_mtp_head(path_), model());
+  }
   Compared compared() const {
     return Compared(model(), [this] { return make(); });
   }
@@ -117,6 +128,8 @@ class ReadingDrafter : public testing::TestWithParam<Setup> {
     return a;
   }
 
+  test::TemporaryFolder folder_;
+  test::fs::path path_;
   model::LoadedModel loaded_;
   Tokens prompt_;
 };

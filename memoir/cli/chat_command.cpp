@@ -53,7 +53,7 @@ class Chat {
                  arguments.shift.shift(loaded.model->config(), {{"--prompt-cache", arguments.cache.is_used()},
                                                                 {"--draft", arguments.draft.is_used()},
                                                                 {"--max-kv-size", arguments.kv.max_size > 0}})) {
-    arguments.draft.use(loaded, options_);
+    arguments.draft.use(arguments.run.model, loaded, options_);
     options_.should_cancel = [this] { return interrupt_.is_set(); };
     arguments.cache.load_into(session_);
     if (LineEditor::is_usable()) editor_.emplace(kPrompt);

@@ -14,6 +14,7 @@
 #include "memoir/cli/status.h"
 #include "memoir/engine/assistant_drafter.h"
 #include "memoir/engine/draft_model.h"
+#include "memoir/engine/mtp_drafter.h"
 #include "memoir/kernels/device.h"
 
 namespace mx = mlx::core;
@@ -157,18 +158,21 @@ void DraftOptions::add_to(CLI::App& command) {
   command
       .add_option("--draft", draft_,
                   "guess tokens ahead and check them together, which gives the same text sooner:\n"
-                  "ngram looks in the text so far, a small MODEL of the same vocabulary is asked, or an\n"
-                  "assistant that was made for the model")
-      ->type_name("ngram|MODEL");
+                  "ngram looks in the text so far, auto asks the head that the model carries, else a small MODEL\n"
+                  "of the same vocabulary is asked, or an assistant that was made for the model")
+      ->type_name("ngram|auto|MODEL");
   command.add_option("--draft-max", max_drafts_, "the most tokens to guess at a time")
       ->type_name("N")
       ->transform(whole_number(1, engine::DraftLength::kMax))
       ->capture_default_str();
 }
 
-std::unique_ptr<engine::Drafter> DraftOptions::make(const model::LoadedModel& loaded) {
+std::unique_ptr<engine::Drafter> DraftOptions::make(const std::string& model, const model::LoadedModel& loaded) {
   if (draft_ == "ngram") return std::make_unique<engine::NgramDrafter>();
   const FreedBlocksReturn while_loading;
+  if (draft_ == "auto") {
+    return std::make_unique<engine::MtpDrafter>(model::load_mtp_head(resolve_model(model)), *loaded.model);
+  }
   const std::filesystem::path path = resolve_model(draft_);
   if (model::is_gemma4_assistant(path)) {
     return std::make_unique<engine::AssistantDrafter>(model::load_gemma4_assistant(path), *loaded.model);
@@ -178,9 +182,9 @@ std::unique_ptr<engine::Drafter> DraftOptions::make(const model::LoadedModel& lo
   return std::make_unique<engine::DraftModel>(*model_->model, loaded.model->config().vocab_size);
 }
 
-void DraftOptions::use(const model::LoadedModel& loaded, engine::GenerateOptions& options) {
+void DraftOptions::use(const std::string& model, const model::LoadedModel& loaded, engine::GenerateOptions& options) {
   if (draft_.empty()) return;
-  drafter_ = make(loaded);
+  drafter_ = make(model, loaded);
   options.drafter = drafter_.get();
   options.max_drafts = max_drafts_;
 }

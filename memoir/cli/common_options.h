@@ -64,14 +64,15 @@ class DraftOptions {
   /// Makes the drafter, if one is asked for, and has `options` use it. It lives as long as this.
   /// Throws UsageError if the draft model's vocabulary is another than the model's, UnsupportedError for an assistant
   /// that was made for another model.
-  void use(const model::LoadedModel& loaded, engine::GenerateOptions& options);
+  /// model: what the model was named. Throws UnsupportedError for "auto" where it carries no head.
+  void use(const std::string& model, const model::LoadedModel& loaded, engine::GenerateOptions& options);
 
   bool is_used() const { return !draft_.empty(); }
 
  private:
-  std::unique_ptr<engine::Drafter> make(const model::LoadedModel& loaded);
+  std::unique_ptr<engine::Drafter> make(const std::string& model, const model::LoadedModel& loaded);
 
-  std::string draft_;  // "ngram", a model or an assistant; empty: none
+  std::string draft_;  // "ngram", "auto", a model or an assistant; empty: none
   int max_drafts_ = 8;
   std::optional<model::LoadedModel> model_;
   std::unique_ptr<engine::Drafter> drafter_;

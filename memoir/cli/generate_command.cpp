@@ -220,7 +220,7 @@ int run_generate(GenerateArguments& arguments) {
   if (prompt.empty()) throw UsageError("the prompt is empty");
   const text::Tokenizer* tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr;
   engine::GenerateOptions options = arguments.sampling.generate_options(loaded);
-  arguments.draft.use(loaded, options);
+  arguments.draft.use(arguments.run.model, loaded, options);
   ProgressLine progress("prompt");
   options.on_prefill = [&](int n_done, int n_total) {
     n_done < n_total ? progress.show(n_done, n_total) : progress.clear();

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "memoir/model/model.h"
+#include "memoir/model/mtp_head.h"
 
 namespace memoir::model {
 
@@ -27,5 +28,8 @@ std::unique_ptr<Model> make_qwen3_moe(const ModelConfig& config, Weights& weight
 std::unique_ptr<Model> make_qwen3_next(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_qwen3_5(const ModelConfig& config, Weights& weights);
 std::unique_ptr<Model> make_qwen3_5_moe(const ModelConfig& config, Weights& weights);
+
+/// The head of further tokens of a Qwen3-Next or Qwen3.5 model, from weights that have some under "mtp.".
+std::unique_ptr<MtpHead> make_qwen_mtp_head(const ModelConfig& config, Weights& weights);
 
 }  // namespace memoir::model

@@ -1,7 +1,7 @@
 // Qwen3-Next and Qwen3.5, with experts and without: a gated delta rule in most layers, attention through a gate in the
 // others, norms that multiply by 1 + w.
 //
-// Weights under "mtp." predict further tokens; they are passed over.
+// Weights under "mtp." predict further tokens (mtp_head.h); the model itself passes them over.
 
 #include <mlx/ops.h>
 
@@ -27,7 +27,6 @@ namespace {
 // What is the same for all layers.
 struct Plan {
   std::vector<std::string> pattern;
-  std::vector<bool> has_experts;
   bool weighs_by_sum;       // of the chosen experts' scores
   bool has_centered_norms;  // files of mlx-lm hold 1 + w
 };
@@ -107,20 +106,24 @@ Mixture read_mixture(Weights& weights, const std::string& module, const ModelCon
           read_linear(weights, module + ".shared_expert_gate", 1, config.hidden_size, false)};
 }
 
+// What one layer is.
+struct LayerKind {
+  bool is_linear;
+  bool has_experts;
+};
+
 class Qwen3NextLayer : public DecoderLayer {
  public:
-  Qwen3NextLayer(Weights& weights, const ModelConfig& config, const Plan& plan, int index)
-      : mixer_norm_(read_norm(weights, layer_module(index) + ".input_layernorm", config.hidden_size, config, plan)),
-        mlp_norm_(
-            read_norm(weights, layer_module(index) + ".post_attention_layernorm", config.hidden_size, config, plan)) {
-    const auto at = static_cast<std::size_t>(index);
-    const std::string module = layer_module(index);
-    if (plan.pattern[at] == kLinearAttention) {
+  Qwen3NextLayer(Weights& weights, const ModelConfig& config, const Plan& plan, const std::string& module,
+                 LayerKind kind)
+      : mixer_norm_(read_norm(weights, module + ".input_layernorm", config.hidden_size, config, plan)),
+        mlp_norm_(read_norm(weights, module + ".post_attention_layernorm", config.hidden_size, config, plan)) {
+    if (kind.is_linear) {
       delta_.emplace(weights, module + ".linear_attn", read_delta_sizes(config), config.rms_norm_eps);
     } else {
       attention_ = read_attention(weights, module + ".self_attn", config, plan);
     }
-    if (plan.has_experts[at]) {
+    if (kind.has_experts) {
       mixture_ = read_mixture(weights, module + ".mlp", config, plan);
     } else {
       mlp_ = read_gated_mlp(weights, module + ".mlp", config, config.intermediate_size);
@@ -152,15 +155,23 @@ class Qwen3NextLayer : public DecoderLayer {
   std::optional<Mixture> mixture_;  // instead of it
 };
 
-std::unique_ptr<Model> make_hybrid(const ModelConfig& config, Weights& weights, std::vector<bool> has_experts,
-                                   bool weighs_by_sum) {
+Plan read_plan(const ModelConfig& config, const Weights& weights) {
   if (read_gate(config) != kernels::Gate::kSilu) {  // of the convolutions too
     throw UnsupportedError(config.path, "hidden_act", "'" + config.hidden_act + "' is not supported, expected silu");
   }
-  const Plan plan{read_pattern(config), std::move(has_experts), weighs_by_sum, holds_centered_norms(weights, config)};
+  Plan plan{read_pattern(config), true, true};
+  plan.has_centered_norms = holds_centered_norms(weights, config);
+  if (config.model_type == "qwen3_next") plan.weighs_by_sum = family_fields(config).required_boolean("norm_topk_prob");
+  return plan;
+}
+
+std::unique_ptr<Model> make_hybrid(const ModelConfig& config, Weights& weights, const std::vector<bool>& has_experts) {
+  const Plan plan = read_plan(config, weights);
   std::vector<std::unique_ptr<DecoderLayer>> layers;
   for (int i = 0; i < config.n_layers; ++i) {
-    layers.push_back(std::make_unique<Qwen3NextLayer>(weights, config, plan, i));
+    const auto at = static_cast<std::size_t>(i);
+    const LayerKind kind{plan.pattern[at] == kLinearAttention, has_experts[at]};
+    layers.push_back(std::make_unique<Qwen3NextLayer>(weights, config, plan, layer_module(i), kind));
   }
   for (const char* prefix : {"mtp.", "model.mtp."}) weights.pass_over(prefix);
   return std::make_unique<Decoder>(
@@ -177,16 +188,35 @@ std::vector<bool> in_all_layers(const ModelConfig& config, bool has_experts) {
 std::unique_ptr<Model> make_qwen3_next(const ModelConfig& config, Weights& weights) {
   const ConfigFields fields = family_fields(config);
   const bool has_none = fields.integer("num_experts", 0, kMaxExperts) == 0;
-  return make_hybrid(config, weights, has_none ? in_all_layers(config, false) : layers_with_experts(config),
-                     fields.required_boolean("norm_topk_prob"));
+  return make_hybrid(config, weights, has_none ? in_all_layers(config, false) : layers_with_experts(config));
 }
 
 std::unique_ptr<Model> make_qwen3_5(const ModelConfig& config, Weights& weights) {
-  return make_hybrid(config, weights, in_all_layers(config, false), true);
+  return make_hybrid(config, weights, in_all_layers(config, false));
 }
 
 std::unique_ptr<Model> make_qwen3_5_moe(const ModelConfig& config, Weights& weights) {
-  return make_hybrid(config, weights, in_all_layers(config, true), true);
+  return make_hybrid(config, weights, in_all_layers(config, true));
+}
+
+std::unique_ptr<MtpHead> make_qwen_mtp_head(const ModelConfig& config, Weights& weights) {
+  const Plan plan = read_plan(config, weights);
+  for (const char* prefix : {"model.", "lm_head."}) weights.pass_over(prefix);
+  const auto norm = [&](const char* name) {
+    return read_norm(weights, std::string("mtp.") + name, config.hidden_size, config, plan);
+  };
+  if (weights.has_any("mtp.layers.1.")) {
+    throw UnsupportedError(config.path, "mtp_num_hidden_layers", "a head of several layers is not supported");
+  }
+  const LayerKind kind{false, weights.has("mtp.layers.0.mlp.gate.weight")};
+  MtpParts parts{norm("pre_fc_norm_embedding"),
+                 norm("pre_fc_norm_hidden"),
+                 read_linear(weights, "mtp.fc", config.hidden_size, 2 * config.hidden_size, false),
+                 std::make_unique<Qwen3NextLayer>(weights, config, plan, "mtp.layers.0", kind),
+                 norm("norm"),
+                 read_rope(weights, config)};
+  weights.finish();
+  return std::make_unique<MtpHead>(std::move(parts));
 }
 
 }  // namespace memoir::model

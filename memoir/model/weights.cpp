@@ -110,6 +110,11 @@ mx::array Weights::centered_norm(const std::string& name, int size) {
   return mx::add(mx::astype(vector(name, size), mx::float32), mx::array(1.0F));
 }
 
+bool Weights::has_any(const std::string& prefix) const {
+  const auto name = available_.lower_bound(prefix);
+  return name != available_.end() && name->starts_with(prefix);
+}
+
 void Weights::pass_over(const std::string& prefix) {
   for (auto name = available_.lower_bound(prefix); name != available_.end() && name->starts_with(prefix); ++name) {
     take(*name);

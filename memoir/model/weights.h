@@ -88,6 +88,9 @@ class Weights {
 
   bool has(const std::string& name) const { return available_.contains(name); }
 
+  /// Whether there are tensors whose names begin with this.
+  bool has_any(const std::string& prefix) const;
+
   /// Lets finish() accept the tensors whose names begin with this, asked for or not.
   void pass_over(const std::string& prefix);
 
