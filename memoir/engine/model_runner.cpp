@@ -1,10 +1,13 @@
 #include "memoir/engine/model_runner.h"
 
 #include <mlx/device.h>
+#include <mlx/memory.h>
 #include <mlx/ops.h>
+#include <mlx/stream.h>
 #include <mlx/transforms.h>
 
 #include <algorithm>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -22,10 +25,10 @@ namespace {
 
 /// Asked of caches themselves, whatever the layers keep. Arrays know their size before they are computed, and these
 /// never are.
-CacheCost measured_cost(const model::Model& model) {
+CacheCost measured_cost(const model::Model& model, const cache::CacheOptions& caches) {
   const int n_step = cache::Layout::kStep;
   const auto bytes_for = [&](int n_tokens) {
-    cache::ModelCache cache = model.make_cache();
+    cache::ModelCache cache = model.make_cache(caches);
     model.forward(std::vector<TokenId>(static_cast<std::size_t>(n_tokens), 0), cache, model::LogitRows::kLast);
     return cache.size_bytes();
   };
@@ -44,8 +47,12 @@ prefix::KnownTokens known_tokens(const StepRunner::NewSequence& sequence) {
 
 }  // namespace
 
-ModelRunner::ModelRunner(std::unique_ptr<model::Model> model, const prefix::StoreOptions& options)
-    : model_(std::move(model)), store_(make_prefix_store(*model_, options)), cost_(measured_cost(*model_)) {}
+ModelRunner::ModelRunner(std::unique_ptr<model::Model> model, const prefix::StoreOptions& options,
+                         const cache::CacheOptions& caches)
+    : model_(std::move(model)),
+      caches_(caches),
+      store_(make_prefix_store(*model_, options, caches)),
+      cost_(measured_cost(*model_, caches)) {}
 
 const ModelRunner::Sequence& ModelRunner::at(SequenceId sequence) const {
   const auto found = sequences_.find(sequence);
@@ -63,6 +70,10 @@ int ModelRunner::create(const NewSequence& sequence) {
   if (sequences_.contains(sequence.id)) {
     throw std::invalid_argument("[engine.ModelRunner] sequence " + std::to_string(sequence.id) + " exists already");
   }
+  if (!sequence.is_shared) {
+    sequences_.emplace(sequence.id, Sequence{model_->make_cache(caches_), std::nullopt});
+    return 0;
+  }
   prefix::Lease lease;
   cache::ModelCache cache = store_->begin(lease, known_tokens(sequence));
   const auto place = sequences_.emplace(sequence.id, Sequence{std::move(cache), std::move(lease)}).first;
@@ -71,7 +82,7 @@ int ModelRunner::create(const NewSequence& sequence) {
 
 int ModelRunner::catch_up(const NewSequence& sequence, int min_gain) {
   Sequence& own = at(sequence.id);
-  store_->catch_up(own.lease, own.cache, known_tokens(sequence), min_gain);
+  if (own.lease) store_->catch_up(*own.lease, own.cache, known_tokens(sequence), min_gain);
   return own.cache.offset();
 }
 
@@ -114,7 +125,7 @@ std::vector<std::span<float>> ModelRunner::run(std::span<const Slice> slices) {
   try {
     for (const Slice& slice : slices) {
       Sequence& sequence = at(slice.sequence);
-      store_->prepare(sequence.lease, sequence.cache, slice.tokens);
+      if (sequence.lease) store_->prepare(*sequence.lease, sequence.cache, slice.tokens);
     }
     outputs = forward(slices);
     std::vector<mx::array> wanted = outputs->states;
@@ -129,7 +140,10 @@ std::vector<std::span<float>> ModelRunner::run(std::span<const Slice> slices) {
     undo(slices, offsets, is_built);
     throw;
   }
-  for (const Slice& slice : slices) store_->record(at(slice.sequence).lease, at(slice.sequence).cache);
+  for (const Slice& slice : slices) {
+    Sequence& sequence = at(slice.sequence);
+    if (sequence.lease) store_->record(*sequence.lease, sequence.cache);
+  }
   return rows_of(slices, *outputs);
 }
 
@@ -158,7 +172,7 @@ std::vector<std::span<float>> ModelRunner::rows_of(std::span<const Slice> slices
 void ModelRunner::undo(std::span<const Slice> slices, const std::vector<int>& offsets, bool is_built) {
   for (std::size_t i = 0; i < slices.size(); ++i) {
     Sequence& sequence = at(slices[i].sequence);
-    store_->cancel_pass(sequence.lease, sequence.cache);
+    if (sequence.lease) store_->cancel_pass(*sequence.lease, sequence.cache);
     if (is_built || offsets[i] == 0 || !sequence.cache.rewind(offsets[i])) sequence.cache.free();
   }
 }
@@ -174,17 +188,67 @@ std::size_t ModelRunner::cache_bytes(SequenceId sequence) const {
 void ModelRunner::retire(SequenceId sequence) noexcept {
   const auto found = sequences_.find(sequence);
   if (found == sequences_.end()) return;
-  store_->end(found->second.lease, found->second.cache);
+  Sequence& own = found->second;
+  if (own.lease) store_->end(*own.lease, own.cache);
   sequences_.erase(found);
 }
 
+namespace {
+
+/// The stream of the CPU that a service's thread computes on, lent to it. MLX gives each thread one that has a thread
+/// of its own and never ends: so it is used again by the services that follow.
+class StreamLoan {
+ public:
+  StreamLoan() : stream_(take()) { mx::set_default_stream(stream_); }
+  /// What was computed on it is gone, and so may be the memory that MLX holds ready for more.
+  ~StreamLoan() {
+    mx::clear_cache();
+    const std::lock_guard lock(pool().mutex);
+    pool().free.push_back(stream_);
+  }
+  StreamLoan(const StreamLoan&) = delete;
+  StreamLoan& operator=(const StreamLoan&) = delete;
+
+ private:
+  struct Pool {
+    std::mutex mutex;
+    std::vector<mx::Stream> free;
+  };
+  static Pool& pool() {
+    static Pool pool;
+    return pool;
+  }
+  static mx::Stream take() {
+    const std::lock_guard lock(pool().mutex);
+    if (pool().free.empty()) return mx::new_thread_unsafe_stream(mx::Device(mx::Device::cpu));
+    const mx::Stream stream = pool().free.back();
+    pool().free.pop_back();
+    return stream;
+  }
+
+  mx::Stream stream_;
+};
+
+/// A runner on a thread of its own. The base that stands first is destroyed last.
+class ThreadsRunner final : private StreamLoan, public ModelRunner {
+ public:
+  using ModelRunner::ModelRunner;
+};
+
+}  // namespace
+
 std::unique_ptr<Service> make_service(model::LoadedModel loaded, const ServiceOptions& options) {
+  return make_service(std::move(loaded), options, cache::CacheOptions{});
+}
+
+std::unique_ptr<Service> make_service(model::LoadedModel loaded, const ServiceOptions& options,
+                                      const cache::CacheOptions& caches) {
   // std::function wants to be copied, a model not.
   const auto model = std::make_shared<std::unique_ptr<model::Model>>(std::move(loaded.model));
   const mx::Device device = mx::default_device();
-  const auto make_runner = [model, device, n_bytes = options.prefix_cache_bytes] {
+  const auto make_runner = [model, device, caches, n_bytes = options.prefix_cache_bytes] {
     mx::set_default_device(device);
-    return std::make_unique<ModelRunner>(std::move(*model), prefix::StoreOptions{.max_bytes = n_bytes});
+    return std::make_unique<ThreadsRunner>(std::move(*model), prefix::StoreOptions{.max_bytes = n_bytes}, caches);
   };
   return make_service(make_runner, std::move(loaded.tokenizer), options);
 }

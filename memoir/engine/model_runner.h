@@ -23,7 +23,9 @@ namespace memoir::engine {
 
 class ModelRunner : public StepRunner {
  public:
-  explicit ModelRunner(std::unique_ptr<model::Model> model, const prefix::StoreOptions& options = {});
+  /// caches: how the sequences' are made. Throws as make_prefix_store.
+  explicit ModelRunner(std::unique_ptr<model::Model> model, const prefix::StoreOptions& options = {},
+                       const cache::CacheOptions& caches = {});
 
   int n_vocab() const override { return model_->config().vocab_size; }
   int context() const override { return model_->context(); }
@@ -44,7 +46,7 @@ class ModelRunner : public StepRunner {
  private:
   struct Sequence {
     cache::ModelCache cache;
-    prefix::Lease lease;
+    std::optional<prefix::Lease> lease;  // nullopt: nothing of it is shared
   };
 
   const Sequence& at(SequenceId sequence) const;
@@ -60,6 +62,7 @@ class ModelRunner : public StepRunner {
   std::vector<std::span<float>> rows_of(std::span<const Slice> slices, const Outputs& outputs);
 
   std::unique_ptr<model::Model> model_;
+  cache::CacheOptions caches_;
   std::unique_ptr<prefix::Store> store_;
   CacheCost cost_;
   std::map<SequenceId, Sequence> sequences_;

@@ -138,9 +138,9 @@ void Engine::step() noexcept {
 
 StepRunner::NewSequence Engine::sequence_of(RequestId id) const {
   const RequestRun& run = *jobs_.at(id).run;
-  // An embedding needs the states of all tokens: asked for with one alone, a sequence begins empty.
-  if (run.is_embedding()) return {id, std::span(run.tokens()).first(1), 1};
-  return {id, run.tokens(), run.n_prompt(), run.turn_ends()};
+  StepRunner::NewSequence sequence{id, run.tokens(), run.n_prompt(), run.turn_ends()};
+  sequence.is_shared = !run.is_embedding();  // which needs the states of all its tokens
+  return sequence;
 }
 
 /// Prompts that begin alike may have been admitted before one of them had computed what they share.
@@ -252,7 +252,6 @@ void Engine::hand_out(const StepPlan::Slice& slice, std::span<float> row) {
 
 /// The cache may be kept: for later requests, and for this one if it goes on.
 void Engine::retire(RequestId id, Job& job) {
-  if (job.run->is_embedding()) return drop(id, job);  // it was begun without its tokens
   if (std::exchange(job.has_sequence, false)) runner_.retire(id);
 }
 

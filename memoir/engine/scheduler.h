@@ -16,6 +16,9 @@
 #include "memoir/engine/step_runner.h"
 #include "memoir/text/tokenizer.h"
 
+namespace memoir::cache {
+struct CacheOptions;
+}
 namespace memoir::model {
 struct LoadedModel;
 }
@@ -36,6 +39,10 @@ struct ServiceOptions {
 /// Throws std::invalid_argument for an option out of its range, or if the first token's cache passes max_cache_bytes.
 /// Destruction ends what is left as cancelled, within a step.
 std::unique_ptr<Service> make_service(model::LoadedModel loaded, const ServiceOptions& options);
+
+/// The same with caches as these options say. Throws as make_prefix_store() too.
+std::unique_ptr<Service> make_service(model::LoadedModel loaded, const ServiceOptions& options,
+                                      const cache::CacheOptions& caches);
 
 /// The same over another runner, which is made, used and destroyed on the service's thread. prefix_cache_bytes is the
 /// runner's matter. What make_runner throws passes through.

@@ -36,6 +36,7 @@ class StepRunner {
     int n_prompt;                         // of them, >= 1
     std::span<const int> turn_ends = {};  // offsets in the prompt where a turn of a chat ends
     std::size_t max_cache_bytes = std::numeric_limits<std::size_t>::max();  // what its cache may take now
+    bool is_shared = true;  // false: it begins empty, and nothing of it is kept for others
   };
 
   virtual ~StepRunner() = default;
