@@ -26,7 +26,7 @@ std::vector<Tokens> prompts_of(int n_vocab, int n_longest) {
     prompts.push_back(std::move(tokens));
   }
   // Twice, so that some find what others have left.
-  prompts.insert(prompts.end(), prompts.begin(), prompts.begin() + 6);
+  for (int i = 0; i < 6; ++i) prompts.push_back(Tokens(prompts[static_cast<std::size_t>(i)]));
   return prompts;
 }
 

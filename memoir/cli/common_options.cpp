@@ -25,12 +25,6 @@ namespace {
 // Beyond, threads cost memory and bring nothing: no product of a model here is cut into that many parts.
 constexpr int kMaxThreads = 256;
 
-void use_device(const std::string& name) {
-  const mx::Device device(name == "gpu" ? mx::Device::gpu : mx::Device::cpu);
-  if (!mx::is_available(device)) throw UsageError("--device " + name + ": this build of MLX has no such device here");
-  mx::set_default_device(device);
-}
-
 // Token by token where both have a tokenizer (their paddings may differ), else by their number.
 void check_same_vocabulary(const model::LoadedModel& target, const model::LoadedModel& draft, const std::string& name) {
   std::string difference;
@@ -52,6 +46,10 @@ void RunOptions::add_to(CLI::App& command) {
   } else {
     option->capture_default_str();
   }
+  add_device_to(command);
+}
+
+void RunOptions::add_device_to(CLI::App& command) {
   command.add_option("--threads", threads, "threads of the CPU kernels (default: the physical cores)")
       ->type_name("N")
       ->transform(whole_number(1, kMaxThreads));
@@ -61,8 +59,14 @@ void RunOptions::add_to(CLI::App& command) {
       ->capture_default_str();
 }
 
-model::LoadedModel RunOptions::load() const {
-  use_device(device);
+void RunOptions::use_device() const {
+  const mx::Device chosen(device == "gpu" ? mx::Device::gpu : mx::Device::cpu);
+  if (!mx::is_available(chosen)) throw UsageError("--device " + device + ": this build of MLX has no such device here");
+  mx::set_default_device(chosen);
+}
+
+void RunOptions::prepare() const {
+  use_device();
   const char* instruction_set = std::getenv("MEMOIR_CPU");
   try {
     kernels::choose_cpu_kernels(instruction_set ? instruction_set : "");
@@ -70,13 +74,17 @@ model::LoadedModel RunOptions::load() const {
     throw UsageError(std::string("MEMOIR_CPU: ") + error.what());
   }
   kernels::set_cpu_threads(threads > 0 ? threads : kernels::cpu_threads());
+}
+
+model::LoadedModel RunOptions::load() const {
+  prepare();
   const FreedBlocksReturn while_loading;
   model::LoadedModel loaded = model::load_model(resolve_model(model));
   for (const std::string& note : loaded.notes) report(model + ": " + note);
   return loaded;
 }
 
-void KvArguments::add_to(CLI::App& command) {
+void KvArguments::add_formats_to(CLI::App& command) {
   command.add_option("--kv", kv, "how keys and values are kept: a type, or so many bits in groups of 64 or 32")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16", "q8", "q6", "q5", "q4", "q3", "q2"}))
       ->type_name("TYPE")
@@ -86,6 +94,10 @@ void KvArguments::add_to(CLI::App& command) {
                   "keep the first 4 and the latest positions, N in all (default: the context)")
       ->type_name("N")
       ->transform(whole_number(1, 1 << 30));
+}
+
+void KvArguments::add_to(CLI::App& command) {
+  add_formats_to(command);
   command
       .add_option("--quantized-kv-start", quantize_from, "with --kv q8 and the like: quantize once there are N tokens")
       ->type_name("N")

@@ -21,10 +21,16 @@ struct RunOptions {
 
   /// Adds -m/--model (required unless `model` has a default), --threads and --device.
   void add_to(CLI::App& command);
+  /// The last two alone.
+  void add_device_to(CLI::App& command);
 
-  /// Sets threads and device up, and loads the model. Notes about the file go to stderr.
-  /// Throws UsageError if the device is not there.
+  /// prepare(), and loads the model. Notes about the file go to stderr.
   model::LoadedModel load() const;
+
+  /// Sets threads and device up, for the process. Throws UsageError if the device is not there.
+  void prepare() const;
+  /// Computes on the device, for the calling thread.
+  void use_device() const;
 };
 
 /// How a model's keys and values are kept.
@@ -35,6 +41,8 @@ struct KvArguments {
 
   /// Adds --kv, --max-kv-size and --quantized-kv-start.
   void add_to(CLI::App& command);
+  /// The first two alone.
+  void add_formats_to(CLI::App& command);
 
   /// Throws UsageError if --quantized-kv-start comes without a quantized --kv.
   cache::CacheOptions cache_options(const model::ModelConfig& config) const;

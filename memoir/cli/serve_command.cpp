@@ -1,19 +1,17 @@
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
-#include "memoir/base/error.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/memory_size.h"
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/number_checks.h"
+#include "memoir/cli/served_files.h"
 #include "memoir/cli/signals.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
@@ -26,56 +24,21 @@ namespace {
 namespace fs = std::filesystem;
 
 struct ServeArguments {
-  RunOptions run;
-  engine::ServiceOptions service;
+  ServingOptions serving;
   server::ServerOptions server;
+  server::PoolOptions pool;
+  std::vector<std::string> models;
+  std::string models_dir;
   std::string alias;
   std::string log_format = "text";
   std::string pooling = "mean";
   int max_context = 0;
   int keep_alive_s = 10;
+  int model_keep_alive_s = 300;  // negative: for ever
+  int load_wait_s = 60;
+  std::uint64_t max_model_bytes = 0;  // 0: no bound
   int drain_timeout_s = 30;
 };
-
-// ---- The model
-
-std::string model_name(const ServeArguments& arguments, const fs::path& path) {
-  if (!arguments.alias.empty()) return arguments.alias;
-  const fs::path whole = fs::absolute(path).lexically_normal();
-  const fs::path last = whole.has_filename() ? whole.filename() : whole.parent_path().filename();
-  return last.extension() == ".gguf" ? last.stem().string() : last.string();
-}
-
-server::ModelDetails details_of(const model::LoadedModel& loaded, const fs::path& path) {
-  server::ModelDetails details;
-  const model::ModelConfig& config = loaded.model->config();
-  details.family = config.model_type;
-  details.format = path.extension() == ".gguf" ? "gguf" : "safetensors";
-  if (config.quantization) details.quantization = std::to_string(config.quantization->bits) + "-bit";
-  details.size_bytes = loaded.model->size_bytes();
-  std::error_code error;
-  const fs::file_time_type modified = fs::last_write_time(path, error);
-  if (!error) {
-    const auto age = fs::file_time_type::clock::now() - modified;
-    details.modified =
-        std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(age);
-  }
-  return details;
-}
-
-server::ServedModel served_model(const ServeArguments& arguments, const model::LoadedModel& loaded) {
-  if (!loaded.tokenizer) throw UnsupportedError(arguments.run.model, "tokenizer.json", "there is none to serve with");
-  const fs::path path = resolve_model(arguments.run.model);
-  int context = loaded.model->context();
-  if (arguments.service.max_context) context = std::min(context, *arguments.service.max_context);
-  return server::ServedModel({.name = model_name(arguments, path),
-                              .tokenizer = *loaded.tokenizer,
-                              .end_tokens = loaded.end_tokens,
-                              .context = context,
-                              .n_vocab = loaded.model->config().vocab_size,
-                              .details = details_of(loaded, path),
-                              .n_embedding = loaded.model->config().hidden_size});
-}
 
 // ---- The run
 
@@ -83,14 +46,75 @@ bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
+void settle(ServeArguments& arguments) {
+  server::ServerOptions& server = arguments.server;
+  server.version = MEMOIR_VERSION;
+  server.log_format = arguments.log_format == "json" ? server::LogFormat::kJson : server::LogFormat::kText;
+  server.routes.pooling = arguments.pooling == "last" ? engine::Pooling::kLast : engine::Pooling::kMean;
+  server.routes.keep_alive_interval = std::chrono::seconds(arguments.keep_alive_s);
+  if (arguments.max_context > 0) arguments.serving.service.max_context = arguments.max_context;
+  arguments.pool.keep_alive.reset();
+  if (arguments.model_keep_alive_s >= 0) arguments.pool.keep_alive = std::chrono::seconds(arguments.model_keep_alive_s);
+  arguments.pool.load_wait = std::chrono::seconds(arguments.load_wait_s);
+  if (arguments.max_model_bytes > 0) arguments.pool.max_bytes = arguments.max_model_bytes;
+}
+
+/// Serves until a signal comes.
+void serve_until_stopped(server::ApiServer& server, int drain_timeout_s, const StopSignals& signals) {
+  signals.wait();
+  server.log().write("info", "draining", {{"seconds", drain_timeout_s}});
+  const bool is_clean = server.drain(std::chrono::steady_clock::now() + std::chrono::seconds(drain_timeout_s));
+  server.stop();
+  server.log().write("info", "stopped", {{"clean", is_clean}});
+}
+
+void serve_one(const ServeArguments& arguments, server::ApiServer& server, const std::string& address) {
+  const fs::path path = resolve_model(arguments.serving.run.model);
+  model::LoadedModel loaded = arguments.serving.run.load();
+  const std::string name = arguments.alias.empty() ? served_name(path) : arguments.alias;
+  server::ServedModel model = served_model(loaded, path, name, arguments.serving);
+  const std::unique_ptr<engine::Service> service = served_engine(std::move(loaded), arguments.serving);
+  const StopSignals signals;
+  server.set_ready(std::move(model), *service, cache_hooks(*service));
+  server.log().write("info", "ready", {{"address", address}, {"model", name}});
+  write_out(address + "\n");
+  serve_until_stopped(server, arguments.drain_timeout_s, signals);
+}
+
+void serve_several(const ServeArguments& arguments, server::ApiServer& server, const std::string& address) {
+  std::vector<fs::path> paths;
+  for (const std::string& model : arguments.models) paths.push_back(resolve_model(model));
+  const auto on_skipped = [&server](const fs::path& path, const std::string& why) {
+    server.log().write("warning", "no model that can be served", {{"path", path.string()}, {"what", why}});
+  };
+  ServingOptions serving = arguments.serving;
+  serving.service.prefix_cache_bytes /= static_cast<std::size_t>(arguments.pool.max_loaded);
+  auto files = std::make_unique<ServedFiles>(paths, arguments.models_dir, serving, on_skipped);
+  const std::size_t n_models = files->list().size();
+  if (n_models == 0) throw UsageError("--models-dir: there is no model in " + arguments.models_dir);
+  server::PoolOptions pool = arguments.pool;
+  if (!paths.empty()) pool.default_model = served_name(paths.front());
+  arguments.serving.run.prepare();
+  const StopSignals signals;
+  server.set_models(std::move(files), std::move(pool));
+  server.log().write("info", "ready", {{"address", address}, {"models", n_models}});
+  write_out(address + "\n");
+  serve_until_stopped(server, arguments.drain_timeout_s, signals);
+}
+
 int run_serve(ServeArguments arguments) {
-  arguments.server.version = MEMOIR_VERSION;
-  arguments.server.log_format = arguments.log_format == "json" ? server::LogFormat::kJson : server::LogFormat::kText;
-  arguments.server.routes.pooling = arguments.pooling == "last" ? engine::Pooling::kLast : engine::Pooling::kMean;
-  arguments.server.routes.keep_alive_interval = std::chrono::seconds(arguments.keep_alive_s);
-  if (arguments.max_context > 0) arguments.service.max_context = arguments.max_context;
+  settle(arguments);
   const std::string host = arguments.server.http.host;
   const bool is_open = arguments.server.http.api_keys.empty() && !is_loopback(host);
+  const bool has_several = arguments.models.size() > 1 || !arguments.models_dir.empty();
+  if (arguments.models.empty() && arguments.models_dir.empty()) {
+    throw UsageError("--model or --models-dir is required");
+  }
+  if (has_several && !arguments.alias.empty()) throw UsageError("--alias is for one model");
+  if (!arguments.models_dir.empty() && !fs::is_directory(arguments.models_dir)) {
+    throw UsageError("--models-dir: " + arguments.models_dir + " is no directory");
+  }
+  if (!has_several) arguments.serving.run.model = arguments.models.front();
 
   // It answers that it is loading while it is.
   server::ApiServer server(arguments.server, std::cerr);
@@ -98,38 +122,56 @@ int run_serve(ServeArguments arguments) {
   if (is_open) server.log().write("warning", "everyone who reaches " + host + " may use this server: --api-key");
   const std::string address =
       "http://" + (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port);
-  model::LoadedModel loaded = arguments.run.load();
-  server::ServedModel model = served_model(arguments, loaded);
-  const std::string name = model.name();
-  const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), arguments.service);
-  const StopSignals signals;
-  const server::CacheHooks hooks{[&service] { return server::Json::parse(service->prefix_cache_report()); },
-                                 [&service] { service->clear_prefix_cache(); }};
-  server.set_ready(std::move(model), *service, hooks);
-  server.log().write("info", "ready", {{"address", address}, {"model", name}});
-  write_out(address + "\n");
-
-  signals.wait();
-  server.log().write("info", "draining", {{"seconds", arguments.drain_timeout_s}});
-  const bool is_clean =
-      server.drain(std::chrono::steady_clock::now() + std::chrono::seconds(arguments.drain_timeout_s));
-  server.stop();
-  server.log().write("info", "stopped", {{"clean", is_clean}});
+  has_several ? serve_several(arguments, server, address) : serve_one(arguments, server, address);
   return kDone;
+}
+
+void add_model_options(CLI::App& command, ServeArguments& arguments) {
+  command.add_option("-m,--model", arguments.models, std::string(kModelHelp) + "; may be repeated")
+      ->type_name("MODEL")
+      ->take_all()
+      ->expected(1);
+  command
+      .add_option("--models-dir", arguments.models_dir,
+                  "serve every model in this folder, each loaded when it is asked for")
+      ->type_name("DIR");
+  command.add_option("--alias", arguments.alias, "the model's name for clients (default: of its file)")
+      ->type_name("NAME");
+  arguments.serving.run.add_device_to(command);
+  arguments.serving.kv.add_formats_to(command);
+  const auto whole = [&](const char* name, auto& value, std::int64_t low, std::uint64_t high, const char* help) {
+    return command.add_option(name, value, help)->type_name("N")->transform(whole_number(low, high));
+  };
+  whole("--model-keep-alive", arguments.model_keep_alive_s, -1, 1'000'000'000,
+        "of several models: seconds that one stays loaded unused, -1 for ever")
+      ->capture_default_str();
+  whole("--max-loaded-models", arguments.pool.max_loaded, 1, 1 << 20, "of several models: the most loaded at once")
+      ->capture_default_str();
+  whole("--max-model-bytes", arguments.max_model_bytes, 0, std::uint64_t{1} << 50,
+        "of several models: bytes of the weights of all that are loaded, 0 for no bound")
+      ->capture_default_str();
+  whole("--load-wait", arguments.load_wait_s, 0, 86'400, "of several models: seconds a request waits for its model")
+      ->capture_default_str();
+  command.add_option("--pooling", arguments.pooling, "of tokens' states into an embedding")
+      ->check(CLI::IsMember({"mean", "last"}))
+      ->type_name("mean|last")
+      ->capture_default_str();
 }
 
 void add_service_options(CLI::App& command, ServeArguments& arguments) {
   const auto whole = [&](const char* name, auto& value, std::int64_t low, std::uint64_t high, const char* help) {
     return command.add_option(name, value, help)->type_name("N")->transform(whole_number(low, high));
   };
-  whole("--max-running", arguments.service.max_running, 1, 1024, "requests that run side by side")
+  whole("--max-running", arguments.serving.service.max_running, 1, 1024, "requests that run side by side")
       ->capture_default_str();
-  whole("--max-queued", arguments.service.max_queued, 0, 1 << 20, "requests that wait; beyond, 429")
+  whole("--max-queued", arguments.serving.service.max_queued, 0, 1 << 20, "requests that wait; beyond, 429")
       ->capture_default_str();
-  whole("--prefill-chunk", arguments.service.prefill_tokens_per_step, 1, 1 << 20, "tokens of prompts in one step")
+  whole("--prefill-chunk", arguments.serving.service.prefill_tokens_per_step, 1, 1 << 20,
+        "tokens of prompts in one step")
       ->capture_default_str();
-  whole("--prefix-cache-bytes", arguments.service.prefix_cache_bytes, 0, std::uint64_t{1} << 50,
-        "bytes kept of what requests have computed, for later ones (default: a quarter of the memory)");
+  whole("--prefix-cache-bytes", arguments.serving.service.prefix_cache_bytes, 0, std::uint64_t{1} << 50,
+        "bytes kept of what requests have computed, for later ones, of several models divided among those that may be "
+        "loaded (default: a quarter of the memory)");
   whole("--max-context", arguments.max_context, 1, 1 << 30, "tokens of a prompt and its answer (default: the model's)");
 }
 
@@ -159,15 +201,9 @@ void add_http_options(CLI::App& command, ServeArguments& arguments) {
 
 void add_serve_command(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<ServeArguments>();
-  arguments->service.prefix_cache_bytes = default_prefix_cache_bytes();
+  arguments->serving.service.prefix_cache_bytes = default_prefix_cache_bytes();
   CLI::App* command = app.add_subcommand("serve", "answer over HTTP as OpenAI and Ollama do");
-  arguments->run.add_to(*command);
-  command->add_option("--alias", arguments->alias, "the model's name for clients (default: of its file)")
-      ->type_name("NAME");
-  command->add_option("--pooling", arguments->pooling, "of tokens' states into an embedding")
-      ->check(CLI::IsMember({"mean", "last"}))
-      ->type_name("mean|last")
-      ->capture_default_str();
+  add_model_options(*command, *arguments);
   add_http_options(*command, *arguments);
   add_service_options(*command, *arguments);
   command->add_option("--log-format", arguments->log_format, "of the log on stderr")

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "memoir/server/embedding_routes.h"
-#include "memoir/server/generation.h"
+#include "memoir/server/ollama_request.h"
 #include "memoir/server/ollama_response.h"
 #include "memoir/server/ollama_routes.h"
 #include "memoir/server/openai_request.h"
@@ -34,30 +34,28 @@ class ApiServer::Impl {
   Log& log() { return log_; }
 
   void set_ready(ServedModel model, engine::Service& service, CacheHooks hooks) {
-    auto ready = std::make_shared<Ready>(std::move(model), service, metrics_, std::move(hooks));
-    const std::lock_guard lock(mutex_);
-    ready_ = std::move(ready);
+    set_pool(std::make_unique<ModelPool>(std::move(model), service, std::move(hooks), metrics_));
+  }
+
+  void set_models(std::unique_ptr<ModelSource> source, PoolOptions options) {
+    set_pool(std::make_unique<ModelPool>(std::move(source), std::move(options), metrics_, log_));
   }
 
   bool drain(std::chrono::steady_clock::time_point deadline) {
     is_draining_ = true;
-    if (const auto ready = model_if_ready()) ready->backend.service.drain(deadline);
-    // What was cancelled must still be told to its clients.
+    const auto is_idle = [&] { return n_active_ == 0; };
     std::unique_lock lock(mutex_);
-    const bool is_late = std::chrono::steady_clock::now() >= deadline;
-    const auto until = is_late ? std::chrono::steady_clock::now() + std::chrono::seconds(1) : deadline;
-    return idle_.wait_until(lock, until, [&] { return n_active_ == 0; }) && !is_late;
+    // First whoever answers, as an answer may ask the engine for more.
+    const bool is_clean = idle_.wait_until(lock, deadline, is_idle);
+    lock.unlock();
+    if (ModelPool* const pool = pool_if_ready()) pool->drain(deadline);
+    // What was cancelled must still be told to its clients.
+    lock.lock();
+    idle_.wait_until(lock, std::chrono::steady_clock::now() + std::chrono::seconds(1), is_idle);
+    return is_clean;
   }
 
  private:
-  struct Ready {
-    Ready(ServedModel served, engine::Service& service, Metrics& metrics, CacheHooks cache)
-        : model(std::move(served)), hooks(std::move(cache)), backend{service, model, metrics, constraints} {}
-    ServedModel model;
-    Constraints constraints;
-    CacheHooks hooks;
-    Backend backend;
-  };
   using Route = std::function<void(Exchange&)>;
 
   HttpCallbacks callbacks() {
@@ -72,45 +70,88 @@ class ApiServer::Impl {
     return callbacks;
   }
 
-  std::shared_ptr<const Ready> model_if_ready() {
+  void set_pool(std::unique_ptr<ModelPool> pool) {
     const std::lock_guard lock(mutex_);
-    return ready_;
+    pool_ = std::move(pool);
   }
 
-  // The model for work that is new.
-  std::shared_ptr<const Ready> need_model() {
-    const auto ready = model_if_ready();
-    if (!ready) throw not_ready("the model is being loaded");
+  ModelPool* pool_if_ready() {
+    const std::lock_guard lock(mutex_);
+    return pool_.get();
+  }
+
+  // The models, for work that is new.
+  ModelPool& need_models() {
+    ModelPool* const pool = pool_if_ready();
+    if (!pool) throw not_ready("the model is being loaded");
     if (is_draining_) throw not_ready("the server is stopping");
-    return ready;
+    return *pool;
+  }
+
+  static BackendLease backend_of(ModelPool::Lease lease) {
+    const Backend* const backend = &lease->backend;
+    return {std::move(lease), backend};
   }
 
   void get(const std::string& path, Route route) { routes_[{"GET", path}] = std::move(route); }
   void post(const std::string& path, Route route) { routes_[{"POST", path}] = std::move(route); }
 
-  void get_from_model(const std::string& path, Json (*make)(const ServedModel&)) {
-    get(path, [this, make](Exchange& exchange) { exchange.reply(200, dump(make(need_model()->model))); });
+  using Answer = void (*)(Exchange&, const Json&, BackendLease, const RouteOptions&);
+
+  void openai(const std::string& path, Answer answer) {
+    post(path, [this, answer](Exchange& exchange) {
+      ModelPool& models = need_models();
+      const Json body = parse_body(exchange.body);
+      const std::string name = Fields(body).text("model").value_or("");
+      answer(exchange, body, backend_of(models.acquire(name, exchange)), options_.routes);
+    });
+  }
+
+  enum class Unload { kChat, kGenerate, kNever };
+  void ollama(const std::string& path, Answer answer, Unload unload) {
+    post(path, [this, answer, unload](Exchange& exchange) {
+      ModelPool& models = need_models();
+      const Json body = parse_body(exchange.body);
+      const std::string name = requested_model(Fields(body));
+      const bool is_chat = unload == Unload::kChat;
+      if (!models.is_single() && unload != Unload::kNever && only_unloads(body, is_chat)) {
+        models.expire(name);
+        return answer_unloaded(exchange, body, is_chat);
+      }
+      answer(exchange, body, backend_of(models.acquire(name, exchange, read_keep_alive(Fields(body)))),
+             options_.routes);
+    });
   }
 
   void add_routes() {
-    // The server keeps what is ready until it has stopped, so that a stream may refer to it after its handler.
-    using Answer = void (*)(Exchange&, const Backend&, const RouteOptions&);
-    const auto generate = [this](const std::string& path, Answer answer) {
-      post(path, [this, answer](Exchange& exchange) { answer(exchange, need_model()->backend, options_.routes); });
-    };
-    generate("/v1/chat/completions", answer_chat_completions);
-    generate("/v1/completions", answer_completions);
-    generate("/api/generate", answer_ollama_generate);
-    generate("/api/chat", answer_ollama_chat);
-    generate("/v1/embeddings", answer_embeddings);
-    generate("/api/embed", answer_ollama_embed);
-    generate("/api/embeddings", answer_ollama_embeddings);
-    get_from_model("/api/tags", ollama_tags);
-    get_from_model("/api/ps", ollama_ps);
-    get_from_model("/v1/models", [](const ServedModel& model) {
-      return Json{{"object", "list"}, {"data", Json::array({openai_model(model)})}};
+    openai("/v1/chat/completions", answer_chat_completions);
+    openai("/v1/completions", answer_completions);
+    openai("/v1/embeddings", answer_embeddings);
+    ollama("/api/generate", answer_ollama_generate, Unload::kGenerate);
+    ollama("/api/chat", answer_ollama_chat, Unload::kChat);
+    ollama("/api/embed", answer_ollama_embed, Unload::kNever);
+    ollama("/api/embeddings", answer_ollama_embeddings, Unload::kNever);
+    get("/v1/models", [this](Exchange& exchange) {
+      Json list = Json::array();
+      for (const ListedModel& model : need_models().list()) list.push_back(openai_model(model));
+      exchange.reply(200, dump({{"object", "list"}, {"data", std::move(list)}}));
     });
-    post("/api/show", [this](Exchange& exchange) { answer_ollama_show(exchange, need_model()->backend); });
+    get("/api/tags", [this](Exchange& exchange) { exchange.reply(200, dump(ollama_tags(need_models().list()))); });
+    get("/api/ps", [this](Exchange& exchange) {
+      Json list = Json::array();
+      for (const ModelPool::Running& one : need_models().running()) {
+        list.push_back(ollama_running(one.listed, one.ready->model, one.expires_in));
+      }
+      exchange.reply(200, dump({{"models", std::move(list)}}));
+    });
+    post("/api/show", [this](Exchange& exchange) {
+      ModelPool& models = need_models();
+      const Json json = parse_body(exchange.body);
+      const Fields body(json);
+      const auto model = models.describe(requested_model(body));
+      ollama_model_name(body, *model);
+      exchange.reply(200, dump(ollama_show(*model)));
+    });
     get("/api/version", [this](Exchange& exchange) { exchange.reply(200, dump({{"version", options_.version}})); });
     get("/", [](Exchange& exchange) { exchange.reply(200, "memoir is running", "text/plain"); });
     get("/health", [this](Exchange& exchange) {
@@ -127,11 +168,11 @@ class ApiServer::Impl {
   }
 
   void handle(Exchange& exchange) {
-    {
+    if (exchange.method == "POST") {  // all work is; who looks at health again and again must not hold up a drain
       const std::lock_guard lock(mutex_);
       ++n_active_;
     }
-    exchange.note("route", "");  // says to finish() that this one counts as active
+    exchange.note("route", "");  // says to finish() that this one got here
     const auto route = routes_.find({exchange.method, exchange.path});
     if (route != routes_.end()) {
       exchange.note("route", exchange.path);
@@ -144,37 +185,47 @@ class ApiServer::Impl {
   }
 
   void show_model(Exchange& exchange) {
-    const auto ready = need_model();
     const std::string name = exchange.path.substr(kModelPath.size());
-    if (!ready->model.is_named(name)) {
-      throw ApiError(404, "the model '" + name.substr(0, 200) + "' does not exist", "model", "model_not_found");
+    for (const ListedModel& model : need_models().list()) {
+      if (name != model.name && name != model.name + ":latest") continue;
+      exchange.note("route", std::string(kModelPath));
+      return exchange.reply(200, dump(openai_model(model)));
     }
-    exchange.note("route", std::string(kModelPath));
-    exchange.reply(200, dump(openai_model(ready->model)));
+    throw ApiError(404, "the model '" + name.substr(0, 200) + "' does not exist", "model", "model_not_found");
   }
 
   std::pair<int, std::string> health() {
-    if (!model_if_ready()) return {503, dump({{"status", "loading"}})};
+    if (!pool_if_ready()) return {503, dump({{"status", "loading"}})};
     if (is_draining_) return {503, dump({{"status", "draining"}})};
     return {200, dump({{"status", "ok"}})};
   }
 
   void show_metrics(Exchange& exchange) {
-    const auto ready = model_if_ready();
-    exchange.reply(200, metrics_.text(ready ? ready->backend.service.stats() : engine::ServiceStats{}), kMetricsType);
+    ModelPool* const pool = pool_if_ready();
+    exchange.reply(200, metrics_.text(pool ? pool->stats() : engine::ServiceStats{}), kMetricsType);
   }
 
+  // Of one model as it is, of several by name, those that are loaded.
   void show_cache(Exchange& exchange) {
-    const auto ready = need_model();
-    if (!ready->hooks.describe) throw ApiError(501, "the engine keeps no prefix cache", {}, "not_supported");
-    exchange.reply(200, dump(ready->hooks.describe()));
+    Json all = Json::object();
+    for_each_cache([&](const ReadyModel& ready) { all[ready.model.name()] = ready.hooks.describe(); });
+    exchange.reply(200, dump(need_models().is_single() ? *all.begin() : all));
   }
 
   void clear_cache(Exchange& exchange) {
-    const auto ready = need_model();
-    if (!ready->hooks.clear) throw ApiError(501, "the engine keeps no prefix cache", {}, "not_supported");
-    ready->hooks.clear();
+    for_each_cache([](const ReadyModel& ready) { ready.hooks.clear(); });
     exchange.reply(200, dump({{"status", "cleared"}}));
+  }
+
+  void for_each_cache(const std::function<void(const ReadyModel&)>& act) {
+    ModelPool& models = need_models();
+    for (const ModelPool::Running& one : models.running()) {
+      if (one.ready->hooks.describe && one.ready->hooks.clear) {
+        act(*one.ready);
+      } else if (models.is_single()) {
+        throw ApiError(501, "the engine keeps no prefix cache", {}, "not_supported");
+      }
+    }
   }
 
   void finish(const ExchangeSummary& summary) {
@@ -182,19 +233,19 @@ class ApiServer::Impl {
                    {"method", summary.method}, {"path", summary.path.substr(0, 200)},
                    {"status", summary.status}, {"seconds", summary.seconds}};
     std::string route = "other";
-    bool was_active = false;
+    bool was_handled = false;
     for (const auto& [name, value] : summary.notes.items()) {
       if (name != "route") {
         fields[name] = value;
         continue;
       }
-      was_active = true;
+      was_handled = true;
       if (value != "") route = value.get<std::string>();
     }
     metrics_.add_request(route, summary.status, summary.seconds);
     const bool is_probe = (route == "/health" || route == "/metrics") && summary.status == 200;
     if (!is_probe) log_.write(summary.status >= 500 ? "error" : "info", "request", fields);
-    if (!was_active) return;
+    if (!was_handled || summary.method != "POST") return;
     const std::lock_guard lock(mutex_);
     if (--n_active_ == 0) idle_.notify_all();
   }
@@ -207,8 +258,8 @@ class ApiServer::Impl {
   std::mutex mutex_;
   std::condition_variable idle_;
   int n_active_ = 0;
-  std::shared_ptr<const Ready> ready_;
-  HttpServer http_;  // last: its threads use the rest
+  std::unique_ptr<ModelPool> pool_;  // null while loading
+  HttpServer http_;                  // last: its threads use the rest
 };
 
 ApiServer::ApiServer(ServerOptions options, std::ostream& log)
@@ -218,6 +269,10 @@ ApiServer::~ApiServer() = default;
 
 int ApiServer::start() {
   return impl_->start();
+}
+
+void ApiServer::set_models(std::unique_ptr<ModelSource> source, PoolOptions options) {
+  impl_->set_models(std::move(source), std::move(options));
 }
 
 void ApiServer::set_ready(ServedModel model, engine::Service& service, CacheHooks hooks) {

@@ -1,8 +1,9 @@
 #pragma once
 
-// The server: OpenAI's and Ollama's interfaces, health, metrics and the cache's, over one engine and its model.
+// The server: OpenAI's and Ollama's interfaces, health, metrics and the cache's, over one engine and its model, or
+// over several that are loaded when they are asked for.
 //
-//   loading --set_ready()--> ready --begin_drain()--> draining --stop()--> stopped
+//   loading --set_ready() or set_models()--> ready --begin_drain()--> draining --stop()--> stopped
 // While loading and draining, /health and everything that needs the model answer 503; running answers go on.
 // Threads: any, for every member; stop() once.
 
@@ -15,6 +16,7 @@
 #include "memoir/engine/service.h"
 #include "memoir/server/http_server.h"
 #include "memoir/server/log.h"
+#include "memoir/server/model_pool.h"
 #include "memoir/server/openai_routes.h"
 #include "memoir/server/request_json.h"
 #include "memoir/server/served_model.h"
@@ -28,12 +30,6 @@ struct ServerOptions {
   std::string version = "0";
 };
 
-/// What the engine tells of its cache and does to it; an empty function is answered by 501.
-struct CacheHooks {
-  std::function<Json()> describe;
-  std::function<void()> clear;
-};
-
 class ApiServer {
  public:
   /// log must outlive the server.
@@ -45,8 +41,11 @@ class ApiServer {
   /// Listens and answers from now on. Returns the port. Throws std::runtime_error if it can't.
   int start();
 
-  /// The model can be asked. The service must outlive stop(). Once.
+  /// The model can be asked. The service must outlive stop(). Once, or set_models() once.
   void set_ready(ServedModel model, engine::Service& service, CacheHooks hooks = {});
+
+  /// These models can be asked for.
+  void set_models(std::unique_ptr<ModelSource> source, PoolOptions options);
 
   /// Takes no new work; lets what runs go on until it has ended and is sent, or the deadline, when it is cancelled.
   /// Returns true if all of it ended by itself.

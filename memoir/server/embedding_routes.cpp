@@ -108,8 +108,8 @@ std::string base64(const std::vector<float>& values) {
   return text;
 }
 
-void answer_embeddings(Exchange& exchange, const Backend& backend, const RouteOptions& options) {
-  const Json json = parse_body(exchange.body);
+void answer_embeddings(Exchange& exchange, const Json& json, BackendLease lease, const RouteOptions& options) {
+  const Backend& backend = *lease;
   const Fields body(json);
   check_model_name(body, backend.model);
   if (options.logs_prompts) exchange.note("prompt", json.value("input", Json()));
@@ -133,14 +133,14 @@ void answer_embeddings(Exchange& exchange, const Backend& backend, const RouteOp
                        "data", data + "]"));
 }
 
-void answer_ollama_embed(Exchange& exchange, const Backend& backend, const RouteOptions& options) {
+void answer_ollama_embed(Exchange& exchange, const Json& json, BackendLease lease, const RouteOptions& options) {
+  const Backend& backend = *lease;
   const auto begin = Clock::now();
-  const Json json = parse_body(exchange.body);
   const Fields body(json);
   const std::string name = ollama_model_name(body, backend.model);
   if (options.logs_prompts) exchange.note("prompt", json.value("input", Json()));
   check_dimensions(body, backend.model);
-  check_keep_alive(body);
+  read_keep_alive(body);
   const auto made = embed_for(exchange, backend, options, read_ollama_input(body, backend.model), "input");
   if (!made) return;
   const std::chrono::nanoseconds elapsed = Clock::now() - begin;
@@ -151,12 +151,12 @@ void answer_ollama_embed(Exchange& exchange, const Backend& backend, const Route
                                   "embeddings", list_of(made->vectors)));
 }
 
-void answer_ollama_embeddings(Exchange& exchange, const Backend& backend, const RouteOptions& options) {
-  const Json json = parse_body(exchange.body);
+void answer_ollama_embeddings(Exchange& exchange, const Json& json, BackendLease lease, const RouteOptions& options) {
+  const Backend& backend = *lease;
   const Fields body(json);
   ollama_model_name(body, backend.model);
   if (options.logs_prompts) exchange.note("prompt", json.value("prompt", Json()));
-  check_keep_alive(body);
+  read_keep_alive(body);
   const std::string prompt = body.text("prompt").value_or("");
   std::vector<Prompt> texts;
   if (!prompt.empty()) texts.push_back(text_prompt(backend.model, prompt));

@@ -6,9 +6,9 @@
 
 namespace memoir::server {
 
-void answer_embeddings(Exchange& exchange, const Backend& backend, const RouteOptions& options);
-void answer_ollama_embed(Exchange& exchange, const Backend& backend, const RouteOptions& options);
-void answer_ollama_embeddings(Exchange& exchange, const Backend& backend, const RouteOptions& options);
+void answer_embeddings(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options);
+void answer_ollama_embed(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options);
+void answer_ollama_embeddings(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options);
 
 /// The numbers as JSON, each with as many digits as tell it from its neighbours.
 std::string json_list(const std::vector<float>& values);

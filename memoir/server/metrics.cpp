@@ -95,6 +95,29 @@ void Metrics::add_client_gone() {
   ++n_clients_gone_;
 }
 
+void Metrics::add_model_load() {
+  const std::lock_guard lock(mutex_);
+  ++n_model_loads_;
+}
+
+void Metrics::add_model_unload() {
+  const std::lock_guard lock(mutex_);
+  ++n_model_unloads_;
+}
+
+void add_counts(engine::ServiceStats& sum, const engine::ServiceStats& more) {
+  sum.n_submitted += more.n_submitted;
+  sum.n_refused += more.n_refused;
+  for (const auto& [reason, n] : more.n_finished) sum.n_finished[reason] += n;
+  sum.n_failed += more.n_failed;
+  sum.n_prompt_tokens += more.n_prompt_tokens;
+  sum.n_cached_tokens += more.n_cached_tokens;
+  sum.n_completion_tokens += more.n_completion_tokens;
+  sum.n_drafted_tokens += more.n_drafted_tokens;
+  sum.n_accepted_tokens += more.n_accepted_tokens;
+  sum.n_steps += more.n_steps;
+}
+
 std::string Metrics::text(const engine::ServiceStats& stats) const {
   std::string text = engine_text(stats);
   const std::lock_guard lock(mutex_);
@@ -104,6 +127,8 @@ std::string Metrics::text(const engine::ServiceStats& stats) const {
             std::to_string(count) + "\n";
   }
   text += counter("memoir_clients_gone_total", "Clients that left before their answer was done", n_clients_gone_);
+  text += counter("memoir_model_loads_total", "Models loaded because they were asked for", n_model_loads_);
+  text += counter("memoir_model_unloads_total", "Models unloaded again", n_model_unloads_);
   text += request_s_.text("memoir_http_request_seconds", "From a request's head to the end of its answer");
   text += queue_s_.text("memoir_queue_seconds", "From asking the engine until it began");
   text += first_token_s_.text("memoir_time_to_first_token_seconds", "From asking the engine to the first token");

@@ -36,6 +36,8 @@ class Metrics {
   void add_token_interval(double seconds);
   void add_queue_time(double seconds);
   void add_client_gone();
+  void add_model_load();
+  void add_model_unload();
 
   std::string text(const engine::ServiceStats& stats) const;
 
@@ -47,6 +49,11 @@ class Metrics {
   Histogram token_interval_s_;
   Histogram queue_s_;
   std::uint64_t n_clients_gone_ = 0;
+  std::uint64_t n_model_loads_ = 0;
+  std::uint64_t n_model_unloads_ = 0;
 };
+
+/// Adds what `more` has counted, not what it has just now.
+void add_counts(engine::ServiceStats& sum, const engine::ServiceStats& more);
 
 }  // namespace memoir::server

@@ -1,5 +1,9 @@
 #include "memoir/server/ollama_request.h"
 
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
 #include <limits>
 #include <string_view>
 #include <utility>
@@ -10,6 +14,48 @@ namespace {
 constexpr int kMaxTokens = 1 << 30;
 constexpr std::size_t kMaxStops = 16;
 constexpr int kMaxLikeliest = 20;
+
+// Beyond, a model stays for ever.
+constexpr double kForeverSeconds = 1e9;
+
+// Numbers with units, as Go writes durations: "5m", "1h30m", "-1s", "1.5h". NaN for anything else.
+double duration_s(std::string_view text) {
+  constexpr std::array<std::pair<std::string_view, double>, 8> kUnits = {{{"ns", 1e-9},
+                                                                          {"us", 1e-6},
+                                                                          {"\xC2\xB5s", 1e-6},
+                                                                          {"\xCE\xBCs", 1e-6},
+                                                                          {"ms", 1e-3},
+                                                                          {"s", 1},
+                                                                          {"m", 60},
+                                                                          {"h", 3600}}};
+  const double sign = text.starts_with('-') ? -1 : 1;
+  if (text.starts_with('-') || text.starts_with('+')) text.remove_prefix(1);
+  if (text == "0") return 0;
+  double sum = text.empty() || text.size() > 64 ? std::nan("") : 0;
+  while (!text.empty() && !std::isnan(sum)) {
+    double number = 0;
+    double place = 0;  // of the next digit behind the point
+    std::size_t n_digits = 0;
+    for (; !text.empty() && (std::isdigit(static_cast<unsigned char>(text[0])) || text[0] == '.');
+         text.remove_prefix(1)) {
+      if (text[0] == '.') {
+        if (place != 0) return std::nan("");
+        place = 0.1;
+        continue;
+      }
+      ++n_digits;
+      number = place == 0 ? number * 10 + (text[0] - '0') : number + place * (text[0] - '0');
+      place *= 0.1;
+    }
+    if (n_digits == 0) return std::nan("");
+    const auto unit =
+        std::find_if(kUnits.begin(), kUnits.end(), [&](const auto& one) { return text.starts_with(one.first); });
+    if (unit == kUnits.end()) return std::nan("");
+    text.remove_prefix(unit->first.size());
+    sum += number * unit->second;
+  }
+  return sign * sum;
+}
 
 void read_sampling(const Fields& options, GenerationOptions& made) {
   engine::SamplerOptions& sampler = made.sampler;  // the defaults that Ollama documents
@@ -85,6 +131,10 @@ Json think_variables(const Fields& body, const Backend& backend, OllamaRequest& 
   return extra;
 }
 
+bool is_zero_time(const std::optional<KeepAlive>& keep_alive) {
+  return keep_alive && keep_alive->time && keep_alive->time->count() == 0;
+}
+
 void need_work(const Fields& body, bool is_zero) {
   if (is_zero)
     throw unsupported_field(body.name_of("keep_alive"), "the model can't be unloaded: the server serves it alone");
@@ -96,24 +146,26 @@ void refuse_media(const Fields& body) {
 
 }  // namespace
 
-bool check_keep_alive(const Fields& body) {
+std::optional<KeepAlive> read_keep_alive(const Fields& body) {
   const Json* value = body.find("keep_alive");
-  if (!value) return false;
-  if (value->is_number()) return *value == 0;
-  const std::string text = body.text("keep_alive").value_or("");
-  const bool is_duration = !text.empty() && text.size() < 64 &&
-                           text.find_first_not_of("-+0123456789.nuµmsh") == std::string::npos &&
-                           text.find_first_of("0123456789") != std::string::npos;
-  if (!is_duration) throw bad_field("keep_alive", "is no duration");
-  return text.find_first_of("123456789") == std::string::npos;
+  if (!value) return std::nullopt;
+  const double seconds = value->is_number() ? value->get<double>() : duration_s(body.text("keep_alive").value_or(""));
+  if (std::isnan(seconds)) throw bad_field("keep_alive", "is no duration");
+  if (seconds < 0 || seconds > kForeverSeconds) return KeepAlive{};
+  return KeepAlive{std::chrono::milliseconds(std::llround(seconds * 1000))};
 }
 
-std::string ollama_model_name(const Fields& body, const ServedModel& model) {
+std::string requested_model(const Fields& body) {
   std::optional<std::string> name = body.text("model");
   if (!name) name = body.text("name");
   if (!name || name->empty()) throw bad_field("model", "is missing");
-  if (model.is_named(*name)) return *name;
-  throw ApiError(404, "model '" + name->substr(0, 200) + "' not found", "model", "model_not_found");
+  return *name;
+}
+
+std::string ollama_model_name(const Fields& body, const ServedModel& model) {
+  const std::string name = requested_model(body);
+  if (model.is_named(name)) return name;
+  throw ApiError(404, "model '" + name.substr(0, 200) + "' not found", "model", "model_not_found");
 }
 
 OllamaRequest read_ollama_generate(const Json& json, const Backend& backend) {
@@ -123,7 +175,7 @@ OllamaRequest read_ollama_generate(const Json& json, const Backend& backend) {
   body.refuse("suffix", "");
   body.refuse("template", "");
   body.refuse("context", Json::array(), "not supported: use /api/chat");
-  const bool is_zero = check_keep_alive(body);
+  const bool is_zero = is_zero_time(read_keep_alive(body));
   const std::string prompt = body.text("prompt").value_or("");
   if (prompt.empty()) {
     need_work(body, is_zero);
@@ -147,7 +199,7 @@ OllamaRequest read_ollama_generate(const Json& json, const Backend& backend) {
 OllamaRequest read_ollama_chat(const Json& json, const Backend& backend) {
   const Fields body(json);
   OllamaRequest request = read_basics(body, backend);
-  const bool is_zero = check_keep_alive(body);
+  const bool is_zero = is_zero_time(read_keep_alive(body));
   const Json* messages = body.list("messages");
   if (!messages || messages->empty()) {
     need_work(body, is_zero);

@@ -5,6 +5,7 @@
 // docs/server.md lists every field with what becomes of it. Throws ApiError everywhere: 400 naming the field, 404 for
 // another model.
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -13,6 +14,10 @@
 #include "memoir/server/request_json.h"
 
 namespace memoir::server {
+
+struct KeepAlive {
+  std::optional<std::chrono::milliseconds> time;  // nullopt: for ever
+};
 
 struct OllamaRequest {
   std::string model;             // as the client named it
@@ -25,10 +30,13 @@ struct OllamaRequest {
 OllamaRequest read_ollama_generate(const Json& body, const Backend& backend);
 OllamaRequest read_ollama_chat(const Json& body, const Backend& backend);
 
-/// The model a request names in "model" or "name". Throws 400 where it names none, 404 for another.
+/// The model a request names in "model" or "name". Throws 400 where it names none.
+std::string requested_model(const Fields& body);
+/// The same. Throws 404 for another.
 std::string ollama_model_name(const Fields& body, const ServedModel& model);
 
-/// Throws 400 where keep_alive is neither a number nor a duration ("5m", "1h30m"). Returns whether it is zero.
-bool check_keep_alive(const Fields& body);
+/// How long the model is to stay loaded after the request; nullopt: not said. A number of seconds or a duration ("5m",
+/// "1h30m", "-1s"); what is negative means for ever. Throws 400 for what is neither.
+std::optional<KeepAlive> read_keep_alive(const Fields& body);
 
 }  // namespace memoir::server

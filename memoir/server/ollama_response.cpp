@@ -10,6 +10,8 @@
 namespace memoir::server {
 namespace {
 
+constexpr const char* kNever = "2300-01-01T00:00:00Z";
+
 std::int64_t nanoseconds(double seconds) {
   return static_cast<std::int64_t>(seconds * 1e9);
 }
@@ -19,9 +21,9 @@ std::string tagged(const std::string& name) {
 }
 
 // Tells models apart by name, size and time; no checksum of the file, which would have to be read for it.
-std::string digest_of(const ServedModel& model) {
-  const auto& details = model.details();
-  const std::string text = model.name() + "\n" + std::to_string(details.size_bytes) + "\n" +
+std::string digest_of(const ListedModel& model) {
+  const auto& details = model.details;
+  const std::string text = model.name + "\n" + std::to_string(details.size_bytes) + "\n" +
                            std::to_string(details.modified.time_since_epoch().count());
   std::string digest;
   for (std::uint64_t part = 0; part < 4; ++part) {
@@ -34,8 +36,7 @@ std::string digest_of(const ServedModel& model) {
   return digest;
 }
 
-Json details_of(const ServedModel& model) {
-  const auto& details = model.details();
+Json details_of(const ModelDetails& details) {
   return {{"parent_model", ""},
           {"format", details.format},
           {"family", details.family},
@@ -44,8 +45,12 @@ Json details_of(const ServedModel& model) {
           {"quantization_level", details.quantization}};
 }
 
-Json named(const ServedModel& model) {
-  return {{"name", tagged(model.name())}, {"model", tagged(model.name())}};
+Json entry_of(const ListedModel& model) {
+  return {{"name", tagged(model.name)},
+          {"model", tagged(model.name)},
+          {"size", model.details.size_bytes},
+          {"digest", digest_of(model)},
+          {"details", details_of(model.details)}};
 }
 
 }  // namespace
@@ -82,28 +87,40 @@ void finish_ollama(Json& part, const std::string& reason, const Generation::Usag
   part["eval_duration"] = nanoseconds(usage.decode_s);
 }
 
+Json ollama_unloaded(const std::string& model, bool is_chat) {
+  Json made = {{"model", model}, {"created_at", utc_time(std::chrono::system_clock::now(), 9)}};
+  if (is_chat) {
+    made["message"] = {{"role", "assistant"}, {"content", ""}};
+  } else {
+    made["response"] = "";
+  }
+  made["done"] = true;
+  made["done_reason"] = "unload";
+  return made;
+}
+
 Json ollama_error(const ApiError& error) {
   return {{"error", error.what()}};
 }
 
-Json ollama_tags(const ServedModel& model) {
-  Json entry = named(model);
-  entry["modified_at"] = utc_time(model.details().modified, 9);
-  entry["size"] = model.details().size_bytes;
-  entry["digest"] = digest_of(model);
-  entry["details"] = details_of(model);
-  return {{"models", Json::array({std::move(entry)})}};
+Json ollama_tags(const std::vector<ListedModel>& models) {
+  Json list = Json::array();
+  for (const ListedModel& model : models) {
+    Json entry = entry_of(model);
+    entry["modified_at"] = utc_time(model.details.modified, 9);
+    list.push_back(std::move(entry));
+  }
+  return {{"models", std::move(list)}};
 }
 
-Json ollama_ps(const ServedModel& model) {
-  Json entry = named(model);
+Json ollama_running(const ListedModel& listed, const ServedModel& model,
+                    std::optional<std::chrono::milliseconds> expires_in) {
+  Json entry = entry_of(listed);
   entry["size"] = model.details().size_bytes;
-  entry["digest"] = digest_of(model);
-  entry["details"] = details_of(model);
-  entry["expires_at"] = "2300-01-01T00:00:00Z";  // it stays as long as the server does
+  entry["expires_at"] = expires_in ? utc_time(std::chrono::system_clock::now() + *expires_in, 9) : kNever;
   entry["size_vram"] = 0;
   entry["context_length"] = model.context();
-  return {{"models", Json::array({std::move(entry)})}};
+  return entry;
 }
 
 Json ollama_show(const ServedModel& model) {
@@ -120,7 +137,7 @@ Json ollama_show(const ServedModel& model) {
           {"parameters", ""},
           {"template", model.tokenizer().chat_template().value_or("")},
           {"license", ""},
-          {"details", details_of(model)},
+          {"details", details_of(details)},
           {"model_info", std::move(info)},
           {"capabilities", std::move(capabilities)},
           {"modified_at", utc_time(details.modified, 9)}};

@@ -3,6 +3,7 @@
 // Ollama's answers as JSON: pure functions.
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,11 +28,15 @@ Json ollama_part(const std::string& model, bool is_chat, const OllamaPart& part,
 void finish_ollama(Json& part, const std::string& reason, const Generation::Usage& usage,
                    std::chrono::nanoseconds total);
 
+/// The answer to a request that only unloads its model.
+Json ollama_unloaded(const std::string& model, bool is_chat);
+
 Json ollama_error(const ApiError& error);
 
-/// GET /api/tags, GET /api/ps, POST /api/show.
-Json ollama_tags(const ServedModel& model);
-Json ollama_ps(const ServedModel& model);
+/// GET /api/tags, one entry of GET /api/ps, POST /api/show. expires_in: nullopt for a model that stays.
+Json ollama_tags(const std::vector<ListedModel>& models);
+Json ollama_running(const ListedModel& listed, const ServedModel& model,
+                    std::optional<std::chrono::milliseconds> expires_in);
 Json ollama_show(const ServedModel& model);
 
 }  // namespace memoir::server

@@ -14,8 +14,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kPatience{60'000};
 
 struct Answer {
-  Answer(const Backend& used, OllamaRequest asked, bool is_of_chat)
-      : backend(used), request(std::move(asked)), is_chat(is_of_chat), generation(used) {
+  Answer(BackendLease used, OllamaRequest asked, bool is_of_chat)
+      : lease(std::move(used)), request(std::move(asked)), is_chat(is_of_chat), generation(backend) {
     if (request.prompt) generation.submit(*request.prompt, request.options, is_chat ? "messages" : "prompt");
   }
 
@@ -35,7 +35,8 @@ struct Answer {
     return made;
   }
 
-  const Backend& backend;
+  BackendLease lease;
+  const Backend& backend = *lease;
   OllamaRequest request;
   bool is_chat;
   Generation generation;
@@ -108,22 +109,32 @@ void give_answer(Exchange& exchange, std::shared_ptr<Answer> answer) {
 
 }  // namespace
 
-void answer_ollama_generate(Exchange& exchange, const Backend& backend, const RouteOptions& options) {
-  const Json body = parse_body(exchange.body);
+void answer_ollama_generate(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options) {
   if (options.logs_prompts) exchange.note("prompt", body.value("prompt", Json()));
-  give_answer(exchange, std::make_shared<Answer>(backend, read_ollama_generate(body, backend), false));
+  OllamaRequest request = read_ollama_generate(body, *backend);
+  give_answer(exchange, std::make_shared<Answer>(std::move(backend), std::move(request), false));
 }
 
-void answer_ollama_chat(Exchange& exchange, const Backend& backend, const RouteOptions& options) {
-  const Json body = parse_body(exchange.body);
+void answer_ollama_chat(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options) {
   if (options.logs_prompts) exchange.note("prompt", body.value("messages", Json()));
-  give_answer(exchange, std::make_shared<Answer>(backend, read_ollama_chat(body, backend), true));
+  OllamaRequest request = read_ollama_chat(body, *backend);
+  give_answer(exchange, std::make_shared<Answer>(std::move(backend), std::move(request), true));
 }
 
-void answer_ollama_show(Exchange& exchange, const Backend& backend) {
-  const Json body = parse_body(exchange.body);
-  ollama_model_name(Fields(body), backend.model);
-  exchange.reply(200, dump(ollama_show(backend.model)));
+bool only_unloads(const Json& json, bool is_chat) {
+  const Fields body(json);
+  const KeepAlive keep_alive = read_keep_alive(body).value_or(KeepAlive{});
+  if (!keep_alive.time || keep_alive.time->count() > 0) return false;
+  if (!is_chat) return body.text("prompt").value_or("").empty();
+  const Json* messages = body.list("messages");
+  return !messages || messages->empty();
+}
+
+void answer_unloaded(Exchange& exchange, const Json& json, bool is_chat) {
+  const Fields body(json);
+  const bool is_stream = body.flag("stream").value_or(true);
+  const std::string text = dump(ollama_unloaded(requested_model(body), is_chat));
+  exchange.reply(200, text + (is_stream ? "\n" : ""), is_stream ? "application/x-ndjson" : "application/json");
 }
 
 }  // namespace memoir::server

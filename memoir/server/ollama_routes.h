@@ -8,8 +8,12 @@
 
 namespace memoir::server {
 
-void answer_ollama_generate(Exchange& exchange, const Backend& backend, const RouteOptions& options);
-void answer_ollama_chat(Exchange& exchange, const Backend& backend, const RouteOptions& options);
-void answer_ollama_show(Exchange& exchange, const Backend& backend);
+void answer_ollama_generate(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options);
+void answer_ollama_chat(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options);
+
+/// Whether a request for one of these asks for nothing but that the model be unloaded: keep_alive 0 and no prompt.
+bool only_unloads(const Json& body, bool is_chat);
+/// Says that this is done.
+void answer_unloaded(Exchange& exchange, const Json& body, bool is_chat);
 
 }  // namespace memoir::server

@@ -176,9 +176,9 @@ Json openai_error(const ApiError& error) {
             {"code", error.code().empty() ? Json() : Json(error.code())}}}};
 }
 
-Json openai_model(const ServedModel& model) {
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(model.details().modified.time_since_epoch());
-  return {{"id", model.name()}, {"object", "model"}, {"created", seconds.count()}, {"owned_by", "memoir"}};
+Json openai_model(const ListedModel& model) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(model.details.modified.time_since_epoch());
+  return {{"id", model.name}, {"object", "model"}, {"created", seconds.count()}, {"owned_by", "memoir"}};
 }
 
 std::string server_sent_event(const Json& value) {

@@ -53,7 +53,7 @@ Json openai_chunk(const OpenAiStamp& stamp, bool is_chat, Json choice, const Jso
 Json openai_error(const ApiError& error);
 
 /// GET /v1/models and /v1/models/NAME.
-Json openai_model(const ServedModel& model);
+Json openai_model(const ListedModel& model);
 
 /// "data: {..}\n\n"
 std::string server_sent_event(const Json& value);

@@ -15,8 +15,8 @@ constexpr std::chrono::milliseconds kPatience{60'000};
 
 // One answer: the request, its stamp and the texts in the making.
 struct Answer {
-  Answer(const Backend& used, OpenAiRequest asked, bool is_of_chat)
-      : backend(used), request(std::move(asked)), is_chat(is_of_chat), generation(used) {
+  Answer(BackendLease used, OpenAiRequest asked, bool is_of_chat)
+      : lease(std::move(used)), request(std::move(asked)), is_chat(is_of_chat), generation(backend) {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     stamp = {random_id(is_chat ? "chatcmpl-" : "cmpl-"), std::chrono::duration_cast<std::chrono::seconds>(now).count(),
              backend.model.name()};
@@ -31,7 +31,8 @@ struct Answer {
   // Keeps the first call only, where the client wants no more.
   bool takes_call(const TextResult& result) const { return request.allows_several_calls || result.calls.empty(); }
 
-  const Backend& backend;
+  BackendLease lease;
+  const Backend& backend = *lease;
   OpenAiRequest request;
   bool is_chat;
   OpenAiStamp stamp;
@@ -215,16 +216,16 @@ std::optional<ApiError> failure_of(const Update& update) {
   return std::nullopt;
 }
 
-void answer_chat_completions(Exchange& exchange, const Backend& backend, const RouteOptions& options) {
-  const Json body = parse_body(exchange.body);
+void answer_chat_completions(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options) {
   if (options.logs_prompts) exchange.note("prompt", body.value("messages", Json()));
-  give_answer(exchange, std::make_shared<Answer>(backend, read_chat_request(body, backend), true), options);
+  OpenAiRequest request = read_chat_request(body, *backend);
+  give_answer(exchange, std::make_shared<Answer>(std::move(backend), std::move(request), true), options);
 }
 
-void answer_completions(Exchange& exchange, const Backend& backend, const RouteOptions& options) {
-  const Json body = parse_body(exchange.body);
+void answer_completions(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options) {
   if (options.logs_prompts) exchange.note("prompt", body.value("prompt", Json()));
-  give_answer(exchange, std::make_shared<Answer>(backend, read_completion_request(body, backend), false), options);
+  OpenAiRequest request = read_completion_request(body, *backend);
+  give_answer(exchange, std::make_shared<Answer>(std::move(backend), std::move(request), false), options);
 }
 
 }  // namespace memoir::server

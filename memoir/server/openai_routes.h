@@ -3,6 +3,7 @@
 // OpenAI's interface: what is done for each path, whole or as a stream of server-sent events.
 
 #include <chrono>
+#include <memory>
 
 #include "memoir/server/generation.h"
 #include "memoir/server/http_server.h"
@@ -15,9 +16,11 @@ struct RouteOptions {
   engine::Pooling pooling = engine::Pooling::kMean;  // of embeddings
 };
 
-/// The generation for the length of an answer; counts and tokens go to the exchange's notes.
-void answer_chat_completions(Exchange& exchange, const Backend& backend, const RouteOptions& options);
-void answer_completions(Exchange& exchange, const Backend& backend, const RouteOptions& options);
+/// What is asked of a model for the length of an answer, which may be a stream behind the function's end; counts and
+/// tokens go to the exchange's notes. body: the request's.
+using BackendLease = std::shared_ptr<const Backend>;
+void answer_chat_completions(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options);
+void answer_completions(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options);
 
 /// Adds prompt, cached and completion tokens to the log line.
 void note_usage(Exchange& exchange, const Generation::Usage& usage);

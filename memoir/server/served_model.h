@@ -29,6 +29,12 @@ struct ModelDetails {
   std::chrono::system_clock::time_point modified;
 };
 
+/// A model as lists show it, loaded or not.
+struct ListedModel {
+  std::string name;
+  ModelDetails details;
+};
+
 class ServedModel {
  public:
   struct Inputs {

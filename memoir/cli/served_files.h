@@ -1,0 +1,76 @@
+#pragma once
+
+// The models that `memoir serve` has: a file or directory for each, loaded with the same options.
+//
+// Threads: list() and describe() from any, load() and unloaded() on the server's thread for that.
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memoir/cli/common_options.h"
+#include "memoir/engine/scheduler.h"
+#include "memoir/server/model_pool.h"
+
+namespace memoir::cli {
+
+/// How all of them are run.
+struct ServingOptions {
+  RunOptions run;
+  KvArguments kv;
+  engine::ServiceOptions service;
+};
+
+/// The name that clients know a model by: of its file, without .gguf, or of its directory.
+std::string served_name(const std::filesystem::path& path);
+
+/// What the server must know of a loaded model. Throws UnsupportedError if it has no tokenizer.
+server::ServedModel served_model(const model::LoadedModel& loaded, const std::filesystem::path& path,
+                                 const std::string& name, const ServingOptions& options);
+
+/// The engine for it, which takes the model.
+std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const ServingOptions& options);
+
+/// What the server asks of its prefix cache. The engine must outlive them.
+server::CacheHooks cache_hooks(engine::Service& service);
+
+class ServedFiles : public server::ModelSource {
+ public:
+  /// Says of a file that it is left out, and why; once for each.
+  using OnSkipped = std::function<void(const std::filesystem::path&, const std::string& why)>;
+
+  /// models: paths; folder: every model directly in it, as it is at the time, or empty. Of a name that comes twice the
+  /// first is taken, and a path before the folder's. Throws UsageError for paths of one name.
+  ServedFiles(std::vector<std::filesystem::path> models, std::filesystem::path folder, ServingOptions options,
+              OnSkipped on_skipped);
+
+  std::vector<server::ListedModel> list() override;
+  server::ServedModel describe(const std::string& name) override;
+  Loaded load(const std::string& name) override;
+  void unloaded() override;
+
+ private:
+  /// What was read of a path, good as long as it is of this time.
+  struct Known {
+    std::filesystem::file_time_type time;
+    std::optional<server::ModelDetails> details;  // nullopt: it is no model that can be served
+  };
+
+  std::vector<std::filesystem::path> candidates() const;
+  const Known& know(const std::filesystem::path& path);
+  std::filesystem::path path_of(const std::string& name);
+
+  std::vector<std::filesystem::path> models_;
+  std::filesystem::path folder_;
+  ServingOptions options_;
+  OnSkipped on_skipped_;
+  std::mutex mutex_;  // of what follows
+  std::map<std::filesystem::path, Known> known_;
+  std::map<std::string, std::filesystem::path> paths_;  // by name, of the last list
+};
+
+}  // namespace memoir::cli
