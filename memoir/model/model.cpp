@@ -130,21 +130,27 @@ mx::array Model::run(std::span<const SequenceTokens> sequences, Output output) c
   return mx::squeeze(run(step, rows, output), 0);
 }
 
-std::optional<mx::array> Model::forward(cache::CellCaches& cells, std::span<const CellTokens> sequences) const {
+void Model::check(const cache::CellCaches& cells, std::span<const CellTokens> sequences) const {
   if (sequences.empty()) throw std::invalid_argument("[model.forward] no sequences, expected at least one");
   check_layers(cells.n_layers(), config_.n_layers);
   std::set<int> numbers;
+  for (const CellTokens& sequence : sequences) {
+    check_tokens(sequence.tokens, 1, config_.vocab_size, context(), cells.offset(sequence.sequence));
+    if (!numbers.insert(sequence.sequence).second) {
+      throw std::invalid_argument("[model.forward] sequence " + std::to_string(sequence.sequence) +
+                                  " is named twice, expected each once");
+    }
+  }
+}
+
+std::optional<mx::array> Model::forward(cache::CellCaches& cells, std::span<const CellTokens> sequences) const {
+  check(cells, sequences);
   std::vector<TokenId> ids;
   std::vector<int> rows;
   Step step{mx::array(0), {}};
   cache::CellBatch batch;
   for (const CellTokens& sequence : sequences) {
     const int offset = cells.offset(sequence.sequence);
-    check_tokens(sequence.tokens, 1, config_.vocab_size, context(), offset);
-    if (!numbers.insert(sequence.sequence).second) {
-      throw std::invalid_argument("[model.forward] sequence " + std::to_string(sequence.sequence) +
-                                  " is named twice, expected each once");
-    }
     const auto begin = static_cast<int>(ids.size());
     ids.insert(ids.end(), sequence.tokens.begin(), sequence.tokens.end());
     const auto end = static_cast<int>(ids.size());

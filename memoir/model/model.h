@@ -119,6 +119,7 @@ class Model {
   enum class Output { kStates, kLogits };
   mlx::core::array run(Step& step, const std::vector<int>& rows, Output output) const;
   mlx::core::array run(std::span<const SequenceTokens> sequences, Output output) const;
+  void check(const cache::CellCaches& cells, std::span<const CellTokens> sequences) const;
 
   ModelConfig config_;
 };
