@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -103,9 +104,12 @@ class FakeRunner : public engine::StepRunner {
     if (control_.fails_to_begin && tokens[0] == kPoison) throw std::runtime_error("no room");
     Tokens& held = sequences_[sequence.id];
     for (const auto& [id, other] : sequences_) {
-      if (control_.shares_prompts && id != sequence.id) offer(other, sequence, held);
+      if (sequence.is_shared && control_.shares_prompts && id != sequence.id) offer(other, sequence, held);
     }
-    for (const Tokens& kept : kept_) offer(kept, sequence, held);
+    if (!sequence.is_shared) unshared_.insert(sequence.id);
+    for (const Tokens& kept : kept_) {
+      if (sequence.is_shared) offer(kept, sequence, held);
+    }
     control_.n_sequences = static_cast<int>(sequences_.size());
     return static_cast<int>(held.size());
   }
@@ -150,11 +154,13 @@ class FakeRunner : public engine::StepRunner {
     Tokens tokens = std::move(sequences_.at(sequence));
     sequences_.erase(sequence);
     n_said_.erase(sequence);
+    if (unshared_.erase(sequence) > 0) return;
     ++control_.n_retired;
     if (control_.keeps_caches) kept_.push_back(std::move(tokens));
     if (kept_.size() > 8) kept_.erase(kept_.begin());
   }
   void drop(engine::SequenceId sequence) noexcept override {
+    unshared_.erase(sequence);
     sequences_.erase(sequence);
     n_said_.erase(sequence);
   }
@@ -216,6 +222,7 @@ class FakeRunner : public engine::StepRunner {
   std::thread::id thread_ = std::this_thread::get_id();
   std::map<engine::SequenceId, Tokens> sequences_;
   std::map<engine::SequenceId, std::size_t> n_said_;
+  std::set<engine::SequenceId> unshared_;
   std::vector<Tokens> kept_;
   std::vector<std::vector<float>> rows_;
 };

@@ -95,11 +95,12 @@ TEST_F(GenerateBatch, ARefusalIsAResultWithAnError) {
 }
 
 TEST_F(GenerateBatch, WhatACallbackThrowsPassesThroughAndTheRestIsCancelled) {
+  control_.context = 1 << 30;
   const auto made = service({.max_running = 2});
   int n_given = 0;
   const auto next = [&]() -> std::optional<Request> {
     ++n_given;
-    return request(counted(3, n_given), n_given == 1 ? 1 : 900);
+    return request(counted(3, n_given), n_given == 1 ? 1 : 1 << 28);
   };
   EXPECT_THROW(generate_batch(*made, 4, next, [](const BatchResult&) { throw std::runtime_error("full disk"); }),
                std::runtime_error);
