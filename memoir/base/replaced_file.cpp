@@ -1,5 +1,6 @@
 #include "memoir/base/replaced_file.h"
 
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,6 +17,7 @@ namespace memoir {
 namespace {
 
 constexpr int kMaxLinks = 40;  // as Linux allows
+constexpr std::string_view kAside = ".part-";
 
 fs::path where_links_lead(fs::path path) {
   std::error_code ignored;
@@ -34,9 +36,10 @@ ReplacedFile::ReplacedFile(const fs::path& path) : path_(path), target_(where_li
   if (before.type() == fs::file_type::none) refuse(error.message());
   if (fs::exists(before) && !fs::is_regular_file(before)) refuse("it is no regular file");
   aside_ = target_;
-  aside_ += ".part-" + std::to_string(std::random_device{}());
+  aside_ += std::string(kAside) + std::to_string(std::random_device{}());
   file_.reset(std::fopen(aside_.c_str(), "wb"));
   if (!file_) refuse(std::strerror(errno));
+  flock(fileno(file_.get()), LOCK_EX | LOCK_NB);  // where that can't be done, it is only not told from an abandoned one
   if (fs::exists(before)) fs::permissions(aside_, before.permissions(), error);
 }
 
@@ -60,13 +63,35 @@ void ReplacedFile::write_at(std::uint64_t offset, std::string_view text) {
   if (std::fseek(file_.get(), 0, SEEK_END) != 0) refuse(std::strerror(errno));
 }
 
-void ReplacedFile::commit() {
-  if (std::fflush(file_.get()) != 0 || fsync(fileno(file_.get())) != 0) refuse(std::strerror(errno));
+void ReplacedFile::commit(Durability durability) {
+  if (std::fflush(file_.get()) != 0) refuse(std::strerror(errno));
+  if (durability == Durability::kOnDisk && fsync(fileno(file_.get())) != 0) refuse(std::strerror(errno));
   if (std::fclose(file_.release()) != 0) refuse(std::strerror(errno));
   std::error_code error;
   fs::rename(aside_, target_, error);
   if (error) refuse(error.message());
   aside_.clear();
+}
+
+std::optional<fs::path> ReplacedFile::target_of(const fs::path& aside) {
+  const std::string name = aside.filename().string();
+  const std::size_t at = name.rfind(kAside);
+  if (at == std::string::npos || at == 0) return std::nullopt;
+  const std::string_view number = std::string_view(name).substr(at + kAside.size());
+  if (number.empty() || number.find_first_not_of("0123456789") != std::string_view::npos) return std::nullopt;
+  return aside.parent_path() / name.substr(0, at);
+}
+
+bool ReplacedFile::remove_abandoned(const fs::path& aside) noexcept {
+  try {
+    if (!target_of(aside)) return false;
+    const std::unique_ptr<std::FILE, CloseFile> file(std::fopen(aside.c_str(), "rb"));
+    if (!file || flock(fileno(file.get()), LOCK_EX | LOCK_NB) != 0) return false;
+    std::error_code error;
+    return fs::remove(aside, error);
+  } catch (...) {
+    return false;
+  }
 }
 
 }  // namespace memoir
