@@ -48,10 +48,11 @@ prefix::KnownTokens known_tokens(const StepRunner::NewSequence& sequence) {
 }  // namespace
 
 ModelRunner::ModelRunner(std::unique_ptr<model::Model> model, const prefix::StoreOptions& options,
-                         const cache::CacheOptions& caches)
+                         const cache::CacheOptions& caches,
+                         const std::optional<prefix::DirectoryTierOptions>& directory)
     : model_(std::move(model)),
       caches_(caches),
-      store_(make_prefix_store(*model_, options, caches)),
+      store_(make_prefix_store(*model_, options, caches, directory)),
       cost_(measured_cost(*model_, caches)) {}
 
 const ModelRunner::Sequence& ModelRunner::at(SequenceId sequence) const {
@@ -246,9 +247,11 @@ std::unique_ptr<Service> make_service(model::LoadedModel loaded, const ServiceOp
   // std::function wants to be copied, a model not.
   const auto model = std::make_shared<std::unique_ptr<model::Model>>(std::move(loaded.model));
   const mx::Device device = mx::default_device();
-  const auto make_runner = [model, device, caches, n_bytes = options.prefix_cache_bytes] {
+  const auto make_runner = [model, device, caches, n_bytes = options.prefix_cache_bytes,
+                            directory = options.prefix_cache_directory] {
     mx::set_default_device(device);
-    return std::make_unique<ThreadsRunner>(std::move(*model), prefix::StoreOptions{.max_bytes = n_bytes}, caches);
+    return std::make_unique<ThreadsRunner>(std::move(*model), prefix::StoreOptions{.max_bytes = n_bytes}, caches,
+                                           directory);
   };
   return make_service(make_runner, std::move(loaded.tokenizer), options);
 }

@@ -17,15 +17,17 @@
 #include "memoir/cache/cache.h"
 #include "memoir/engine/step_runner.h"
 #include "memoir/model/model.h"
+#include "memoir/prefix/directory_options.h"
 #include "memoir/prefix/store.h"
 
 namespace memoir::engine {
 
 class ModelRunner : public StepRunner {
  public:
-  /// caches: how the sequences' are made. Throws as make_prefix_store.
+  /// options, directory: of the prefix store. caches: how the sequences' are made. Throws as make_prefix_store.
   explicit ModelRunner(std::unique_ptr<model::Model> model, const prefix::StoreOptions& options = {},
-                       const cache::CacheOptions& caches = {});
+                       const cache::CacheOptions& caches = {},
+                       const std::optional<prefix::DirectoryTierOptions>& directory = {});
 
   int n_vocab() const override { return model_->config().vocab_size; }
   int context() const override { return model_->context(); }

@@ -1,12 +1,16 @@
 #include "memoir/engine/prefix_store.h"
 
 #include <stdexcept>
+#include <utility>
 #include <vector>
+
+#include "memoir/prefix/directory_tier.h"
 
 namespace memoir::engine {
 
 std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, const prefix::StoreOptions& options,
-                                                 const cache::CacheOptions& caches) {
+                                                 const cache::CacheOptions& caches,
+                                                 const std::optional<prefix::DirectoryTierOptions>& directory) {
   if (caches.quantization && caches.quantize_from > 0) {
     throw std::invalid_argument("[engine.make_prefix_store] rows are quantized from token " +
                                 std::to_string(caches.quantize_from) + " on, expected one format from the first");
@@ -15,7 +19,9 @@ std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, cons
   cache::ModelCache cache = model.make_cache(caches);
   model.forward(std::vector<TokenId>{0}, cache, model::LogitRows::kLast);
   const auto make_cache = [&model, caches] { return model.make_cache(caches); };
-  return std::make_unique<prefix::Store>(make_cache, prefix::state_size(cache), options);
+  std::unique_ptr<prefix::Tier> tier;
+  if (directory) tier = std::make_unique<prefix::DirectoryTier>(*directory, prefix::CacheForm(cache));
+  return std::make_unique<prefix::Store>(make_cache, prefix::state_size(cache), options, std::move(tier));
 }
 
 }  // namespace memoir::engine

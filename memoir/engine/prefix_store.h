@@ -3,17 +3,21 @@
 // A prefix::Store for a model, with what it has to know of the model's caches measured on one.
 
 #include <memory>
+#include <optional>
 
 #include "memoir/cache/kv.h"
 #include "memoir/model/model.h"
+#include "memoir/prefix/directory_options.h"
 #include "memoir/prefix/store.h"
 
 namespace memoir::engine {
 
-/// For caches that model.make_cache(caches) makes; the model must outlive the store. Computes nothing.
+/// For caches that model.make_cache(caches) makes; the model must outlive the store. With `directory` what is kept also
+/// goes there, and comes from there. Computes nothing.
 /// Throws std::invalid_argument as make_cache and prefix::Store do, and if the caches' format changes on the way
 /// (caches.quantize_from > 0).
 std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, const prefix::StoreOptions& options,
-                                                 const cache::CacheOptions& caches = {});
+                                                 const cache::CacheOptions& caches = {},
+                                                 const std::optional<prefix::DirectoryTierOptions>& directory = {});
 
 }  // namespace memoir::engine

@@ -14,6 +14,7 @@
 
 #include "memoir/engine/service.h"
 #include "memoir/engine/step_runner.h"
+#include "memoir/prefix/directory_options.h"
 #include "memoir/text/tokenizer.h"
 
 namespace memoir::cache {
@@ -26,10 +27,11 @@ struct LoadedModel;
 namespace memoir::engine {
 
 struct ServiceOptions {
-  int max_running = 16;                                       // requests in a step, >= 1
-  int max_queued = 256;                                       // accepted beyond those, >= 0; then Refusal::kQueueFull
-  int prefill_tokens_per_step = 512;                          // of all prompts together, >= 1
-  std::size_t prefix_cache_bytes = 0;                         // kept of ended requests for later ones; 0: nothing
+  int max_running = 16;                // requests in a step, >= 1
+  int max_queued = 256;                // accepted beyond those, >= 0; then Refusal::kQueueFull
+  int prefill_tokens_per_step = 512;   // of all prompts together, >= 1
+  std::size_t prefix_cache_bytes = 0;  // kept of ended requests for later ones; 0: nothing
+  std::optional<prefix::DirectoryTierOptions> prefix_cache_directory = std::nullopt;  // where that goes on
   std::optional<std::size_t> max_cache_bytes = std::nullopt;  // of all running requests; absent: no limit
   std::optional<int> max_context = std::nullopt;              // at most the model's, >= 1
 };

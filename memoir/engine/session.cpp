@@ -151,6 +151,7 @@ int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_en
   }
   if (store_ && !prompt.empty()) {
     const prefix::KnownTokens known{prompt, static_cast<int>(prompt.size()), turn_ends};
+    store_->fetch(prompt);
     if (store_->restorable(prompt) > cache_.offset()) {
       cache_ = store_->begin(lease_, known);
       const auto n_restored = static_cast<std::ptrdiff_t>(cache_.offset());

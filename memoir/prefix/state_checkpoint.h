@@ -22,6 +22,7 @@ class StateCheckpoint final : public Checkpoint {
   explicit StateCheckpoint(States states);
 
   const States& states() const { return *states_; }
+  std::shared_ptr<const States> shared_states() const { return states_; }
 
   /// Bytes of what the states hold.
   std::size_t size_bytes() const override { return n_bytes_; }

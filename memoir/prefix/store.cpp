@@ -26,10 +26,13 @@ std::vector<const cache::KVSnapshot*> rows_of_part(const std::vector<const RowBl
 
 }  // namespace
 
-Store::Store(std::function<cache::ModelCache()> make_cache, const StateSize& size, const StoreOptions& options)
+Store::Store(std::function<cache::ModelCache()> make_cache, const StateSize& size, const StoreOptions& options,
+             std::unique_ptr<Tier> tier)
     : make_cache_(std::move(make_cache)),
       options_(options),
+      tier_(std::move(tier)),
       size_(size),
+      n_flat_(parts_of(make_cache_()).flat.size()),
       needs_(parts_of(make_cache_()).needs()),
       spacing_(checkpoint_spacing(size, options.policy)),
       eviction_({needs_, options.cost, options.prior}) {}
@@ -66,6 +69,7 @@ void Store::settle(Lease& lease, const Match& match, int offset, const KnownToke
 cache::ModelCache Store::begin(Lease& lease, const KnownTokens& known) {
   open(lease, known);
   if (!is_on()) return make_cache_();
+  page_in(lease.keys_);
   Match match;
   std::optional<cache::ModelCache> cache;
   LookupOptions lookup;
@@ -202,6 +206,7 @@ void Store::end(Lease& lease, const cache::ModelCache& cache) noexcept {
       const CacheParts parts = parts_of(cache);
       if (!needs_.checkpoint) {
         insert(lease, parts, offset, nullptr, {});
+        if (tier_) tell_end(std::span(lease.keys_).first(static_cast<std::size_t>(offset)), parts);
       } else if (offset == cache.offset() && keeps_answer_end(lease.last_checkpoint_, offset, options_.policy)) {
         insert(lease, parts, offset, present_checkpoint(parts), CheckpointRule::kAnswerEnd);
       }
@@ -244,13 +249,97 @@ void Store::insert(Lease& lease, const CacheParts& parts, int to, std::unique_pt
   }
   if (n_new_rows > 0) insertion.rows = RowBlocks::copied(parts, rows_from, to);
   insertion.known = lease.pin_.position();  // not before: making room joins edges
-  const bool has_checkpoint = checkpoint != nullptr;
+  const std::shared_ptr<const StateCheckpoint::States> states = checkpoint ? checkpoint->shared_states() : nullptr;
   insertion.checkpoint = std::move(checkpoint);
   const std::optional<Position> position = trie_.insert(std::move(insertion));
   if (!position) return;
   lease.pin_ = trie_.pin(*position);
-  if (has_checkpoint) lease.last_checkpoint_ = to;
+  if (states) lease.last_checkpoint_ = to;
+  if (tier_) tell_tier(std::span(lease.keys_).first(static_cast<std::size_t>(to)), parts, rows_from, states, rule);
 }
+
+// ---- The tier
+
+// The rows [from, to) of one block, copied once more.
+void Store::tell_rows(std::span<const Key> keys, const CacheParts& parts, int from, int to) {
+  const auto until = keys.first(static_cast<std::size_t>(to));
+  if (tier_->wants_rows(until)) tier_->keep(until, RowBlocks::copied(parts, from, to)->blocks().front());
+}
+
+// Of the blocks that are whole now, and of what lies before a checkpoint.
+void Store::tell_tier(std::span<const Key> keys, const CacheParts& parts, int rows_from,
+                      const std::shared_ptr<const StateCheckpoint::States>& states, CheckpointRule rule) noexcept {
+  try {
+    const int to = static_cast<int>(keys.size());
+    for (int end = (rows_from / kRowBlock + 1) * kRowBlock; end <= to; end += kRowBlock) {
+      tell_rows(keys, parts, end - kRowBlock, end);
+    }
+    if (!states) return;
+    if (needs_.rows) tell_end(keys, parts);
+    tier_->keep(keys, states, rule);
+  } catch (...) {
+    ++counters_.n_failed_tier_calls;
+  }
+}
+
+// Rows behind the last whole block.
+void Store::tell_end(std::span<const Key> keys, const CacheParts& parts) noexcept {
+  const int to = static_cast<int>(keys.size());
+  const int from = to / kRowBlock * kRowBlock;
+  if (from == to) return;
+  try {
+    tell_rows(keys, parts, from, to);
+  } catch (...) {
+    ++counters_.n_failed_tier_calls;
+  }
+}
+
+void Store::fetch(std::span<const TokenId> tokens) {
+  if (is_on() && tier_) page_in(token_keys(tokens));
+}
+
+// Brings what the tier has of the keys, beyond what memory has, into memory.
+void Store::page_in(std::span<const Key> keys) {
+  if (!tier_) return;
+  try {
+    const int restorable = trie_.lookup(keys, needs_).restorable.offset;
+    Pin place = trie_.pin(needs_.rows ? trie_.rows_end({}, keys) : trie_.lookup({}, needs_).restorable);
+    Tier::Found found = tier_->find(keys, place.position().offset, restorable);
+    auto checkpoint = found.checkpoints.begin();
+    const auto insert_checkpoints = [&](int end) {
+      for (; checkpoint != found.checkpoints.end() && checkpoint->state->offset() <= end; ++checkpoint) {
+        insert_found(place, keys, nullptr, std::move(*checkpoint));
+      }
+    };
+    for (const auto& block : found.blocks) {
+      if (block->parts.size() != n_flat_) throw std::invalid_argument("[prefix.Tier] a block is of another model");
+      insert_found(place, keys, std::make_unique<RowBlocks>(RowBlocks::Blocks{block}), {});
+      insert_checkpoints(block->to);
+    }
+    insert_checkpoints(static_cast<int>(keys.size()));
+  } catch (...) {
+    ++counters_.n_failed_tier_calls;
+  }
+}
+
+// Rows, or a checkpoint. `place` goes on to the deepest that is in.
+void Store::insert_found(Pin& place, std::span<const Key> keys, std::unique_ptr<Rows> rows,
+                         Tier::FoundCheckpoint checkpoint) {
+  const int to = rows ? rows->to() : checkpoint.state->offset();
+  const std::size_t n_bytes = rows ? rows->size_bytes() : checkpoint.state->size_bytes();
+  const std::size_t n_new_keys = static_cast<std::size_t>(std::max(0, to - place.position().offset));
+  if (!make_room(n_bytes + n_new_keys * sizeof(Key) + 3 * Node::kBytes)) return;
+  Insertion insertion;
+  insertion.keys = keys.first(static_cast<std::size_t>(to));
+  if (place.position().offset <= to) insertion.known = place.position();
+  insertion.rows = std::move(rows);
+  insertion.checkpoint = std::move(checkpoint.state);
+  insertion.rule = checkpoint.rule;
+  const std::optional<Position> position = trie_.insert(std::move(insertion));
+  if (position && to >= place.position().offset) place = trie_.pin(*position);
+}
+
+// ---- The whole
 
 void Store::clear() {
   std::vector<Node*> unpinned;
@@ -266,7 +355,9 @@ nlohmann::json Store::report(const ReportOptions& options) {
   result["max_bytes"] = options_.max_bytes;
   result["failed"] = {{"restores", counters_.n_failed_restores},
                       {"inserts", counters_.n_failed_inserts},
-                      {"without_room", counters_.n_without_room}};
+                      {"without_room", counters_.n_without_room},
+                      {"tier", counters_.n_failed_tier_calls}};
+  if (tier_) result["tier"] = tier_->report();
   result["tree"] = report_nodes(trie_, eviction_, options);
   return result;
 }

@@ -38,6 +38,7 @@
 #include "memoir/prefix/report.h"
 #include "memoir/prefix/row_blocks.h"
 #include "memoir/prefix/state_checkpoint.h"
+#include "memoir/prefix/tier.h"
 #include "memoir/prefix/trie.h"
 
 namespace memoir::prefix {
@@ -53,6 +54,7 @@ struct StoreCounters {
   std::uint64_t n_failed_restores = 0;  // a shorter hit instead
   std::uint64_t n_failed_inserts = 0;   // something threw
   std::uint64_t n_without_room = 0;     // what is pinned left none
+  std::uint64_t n_failed_tier_calls = 0;
 };
 
 /// What is known of a sequence when it begins.
@@ -88,9 +90,10 @@ class Lease {
 
 class Store {
  public:
-  /// make_cache: an empty cache of the model. size: state_size() of one that has taken in a token.
-  /// Throws as checkpoint_spacing() and Eviction.
-  Store(std::function<cache::ModelCache()> make_cache, const StateSize& size, const StoreOptions& options);
+  /// make_cache: an empty cache of the model. size: state_size() of one that has taken in a token. tier: what is asked
+  /// where memory ends; may be null. Throws as checkpoint_spacing() and Eviction.
+  Store(std::function<cache::ModelCache()> make_cache, const StateSize& size, const StoreOptions& options,
+        std::unique_ptr<Tier> tier = nullptr);
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
@@ -108,7 +111,10 @@ class Store {
   /// whether that was so; if not, both are as they were.
   bool catch_up(Lease& lease, cache::ModelCache& cache, const KnownTokens& known, int min_gain);
 
-  /// How many tokens begin() would restore; changes nothing.
+  /// Brings what the tier has of the tokens into memory, as begin() does.
+  void fetch(std::span<const TokenId> tokens);
+
+  /// How many tokens begin() would restore from memory; changes nothing.
   int restorable(std::span<const TokenId> tokens);
 
   /// Tells of the tokens that the next forward pass feeds to the cache.
@@ -133,7 +139,8 @@ class Store {
   const StoreCounters& counters() const { return counters_; }
   const Trie& trie() const { return trie_; }
 
-  /// {"max_bytes", "failed": {"restores", "inserts", "without_room"}, and what report_totals() has; "tree":
+  /// {"max_bytes", "failed": {"restores", "inserts", "without_room", "tier"}, "tier":
+  /// Tier::report() if there is one, and what report_totals() has; "tree":
   /// report_nodes()}.
   nlohmann::json report(const ReportOptions& options = {});
 
@@ -146,10 +153,19 @@ class Store {
   void open(Lease& lease, const KnownTokens& known) const;
   void settle(Lease& lease, const Match& match, int offset, const KnownTokens& known);
   void go_back(Lease& lease, int offset);
+  void tell_tier(std::span<const Key> keys, const CacheParts& parts, int rows_from,
+                 const std::shared_ptr<const StateCheckpoint::States>& states, CheckpointRule rule) noexcept;
+  void tell_rows(std::span<const Key> keys, const CacheParts& parts, int from, int to);
+  void tell_end(std::span<const Key> keys, const CacheParts& parts) noexcept;
+  void page_in(std::span<const Key> keys);
+  void insert_found(Pin& place, std::span<const Key> keys, std::unique_ptr<Rows> rows,
+                    Tier::FoundCheckpoint checkpoint);
 
   std::function<cache::ModelCache()> make_cache_;
   StoreOptions options_;
+  std::unique_ptr<Tier> tier_;  // may be null
   StateSize size_;
+  std::size_t n_flat_;
   Needs needs_;
   int spacing_;
   Trie trie_;
