@@ -8,6 +8,7 @@
 #include "memoir/base/json_text.h"
 #include "memoir/base/printable.h"
 #include "memoir/cache/prompt_file.h"
+#include "memoir/cli/cache_tree.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/output_file.h"
 #include "memoir/cli/report.h"
@@ -159,7 +160,8 @@ int run_convert(const CacheArguments& arguments) {
 
 void add_cache_command(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<CacheArguments>();
-  CLI::App* command = app.add_subcommand("cache", "look at, check and convert prompt-cache files");
+  CLI::App* command =
+      app.add_subcommand("cache", "look at, check and convert prompt-cache files, look at kept prefixes");
   command->require_subcommand(1);
   const auto add = [&](const char* name, const char* help, int (*run)(const CacheArguments&)) {
     CLI::App* sub = command->add_subcommand(name, help);
@@ -184,6 +186,12 @@ void add_cache_command(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({32, 64, 128}))
       ->type_name("N")
       ->capture_default_str();
+  const auto tree_arguments = std::make_shared<CacheTreeArguments>();
+  CLI::App* tree = command->add_subcommand("tree", "print what a --prefix-cache-dir holds: tokens, bytes, kinds, ages");
+  tree->add_option("--prefix-cache-dir", tree_arguments->directory, "the directory")->type_name("DIR")->required();
+  tree->add_option("-m,--model", tree_arguments->model, "show the tokens of this model as text")->type_name("MODEL");
+  tree->add_flag("--json", tree_arguments->is_json, "one JSON object a model and line");
+  tree->callback([tree_arguments, &action] { action = [tree_arguments] { return run_cache_tree(*tree_arguments); }; });
 }
 
 }  // namespace memoir::cli

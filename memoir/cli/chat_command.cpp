@@ -7,8 +7,7 @@
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/line_editor.h"
-#include "memoir/cli/memory_size.h"
-#include "memoir/cli/number_checks.h"
+#include "memoir/cli/prefix_cache.h"
 #include "memoir/cli/prompt_cache.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/signals.h"
@@ -16,7 +15,6 @@
 #include "memoir/cli/terminal.h"
 #include "memoir/engine/conversation.h"
 #include "memoir/engine/generate.h"
-#include "memoir/engine/prefix_store.h"
 #include "memoir/engine/session.h"
 
 namespace memoir::cli {
@@ -34,7 +32,7 @@ struct ChatArguments {
   SamplingOptions sampling;
   PromptCache cache;
   DraftOptions draft;
-  std::size_t prefix_cache_bytes = default_prefix_cache_bytes();
+  PrefixCacheArguments prefix_cache;
   ContextShiftOptions shift;
   std::string system;
   bool shows_stats = false;
@@ -50,9 +48,11 @@ class Chat {
         options_(arguments.sampling.generate_options(loaded)),
         store_(make_store(arguments, *loaded.model)),
         session_(*loaded.model, arguments.kv.cache_options(loaded.model->config()), store_.get(),
-                 arguments.shift.shift(loaded.model->config(), {{"--prompt-cache", arguments.cache.is_used()},
-                                                                {"--draft", arguments.draft.is_used()},
-                                                                {"--max-kv-size", arguments.kv.max_size > 0}})) {
+                 arguments.shift.shift(loaded.model->config(),
+                                       {{"--prompt-cache", arguments.cache.is_used()},
+                                        {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
+                                        {"--draft", arguments.draft.is_used()},
+                                        {"--max-kv-size", arguments.kv.max_size > 0}})) {
     arguments.draft.use(arguments.run.model, loaded, options_);
     options_.should_cancel = [this] { return interrupt_.is_set(); };
     arguments.cache.load_into(session_);
@@ -79,10 +79,10 @@ class Chat {
   }
 
  private:
+  // Rows that a shift has moved are not what computing them would give.
   static std::unique_ptr<prefix::Store> make_store(const ChatArguments& arguments, const model::Model& model) {
-    const cache::CacheOptions caches = arguments.kv.cache_options(model.config());
-    if (arguments.prefix_cache_bytes == 0 || caches.quantize_from > 0 || arguments.shift.is_used()) return nullptr;
-    return engine::make_prefix_store(model, {.max_bytes = arguments.prefix_cache_bytes}, caches);
+    if (arguments.shift.is_used()) return nullptr;
+    return arguments.prefix_cache.store(arguments.run.model, model, arguments.kv.cache_options(model.config()));
   }
 
   void reset() {
@@ -214,12 +214,7 @@ void add_chat_command(CLI::App& app, Action& action) {
   arguments->sampling.add_to(*command);
   arguments->cache.add_to(*command);
   arguments->draft.add_to(*command);
-  command
-      ->add_option("--prefix-cache-bytes", arguments->prefix_cache_bytes,
-                   "bytes kept of what was computed before, for chats that go back to it (default: a quarter of the\n"
-                   "memory; with --quantized-kv-start nothing is kept)")
-      ->type_name("N")
-      ->transform(whole_number(0, std::uint64_t{1} << 50));
+  arguments->prefix_cache.add_to(*command, "was computed before, for chats that go back to it");
   arguments->shift.add_to(*command);
   command->add_flag("--stats", arguments->shows_stats, "after each answer say on stderr what was computed");
   command->footer(std::string("In the chat:\n") + kCommands +

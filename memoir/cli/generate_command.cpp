@@ -8,14 +8,15 @@
 #include "memoir/cli/batch_file.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
-#include "memoir/cli/memory_size.h"
 #include "memoir/cli/messages_file.h"
 #include "memoir/cli/number_checks.h"
+#include "memoir/cli/prefix_cache.h"
 #include "memoir/cli/prompt_cache.h"
 #include "memoir/cli/prompt_tokens.h"
 #include "memoir/cli/signals.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
+#include "memoir/engine/conversation.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/generate_batch.h"
 #include "memoir/engine/samples.h"
@@ -31,6 +32,7 @@ struct GenerateArguments {
   KvArguments kv;
   SamplingOptions sampling;
   PromptCache cache;
+  PrefixCacheArguments prefix_cache;
   DraftOptions draft;
   ContextShiftOptions shift;
   int n_samples = 1;
@@ -163,7 +165,8 @@ int run_batch(const GenerateArguments& arguments) {
   engine::ServiceOptions service_options;
   service_options.max_running = arguments.n_side_by_side;
   service_options.prefill_tokens_per_step = options.prefill_chunk;
-  service_options.prefix_cache_bytes = default_prefix_cache_bytes();
+  service_options.prefix_cache_bytes = arguments.prefix_cache.bytes();
+  service_options.prefix_cache_directory = arguments.prefix_cache.directory(arguments.run.model);
   const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), service_options);
   ProgressLine progress("requests");
   engine::generate_batch(
@@ -208,6 +211,7 @@ void check_samples(const GenerateArguments& arguments) {
   if (arguments.cache.is_used()) refuse("--prompt-cache");
   if (arguments.draft.is_used()) refuse("--draft");
   if (arguments.shift.is_used()) refuse("--context-shift");
+  if (arguments.prefix_cache.has_directory()) refuse("--prefix-cache-dir");
   if (arguments.kv.quantize_from > 0) refuse("--quantized-kv-start");
 }
 
@@ -230,14 +234,23 @@ int run_generate(GenerateArguments& arguments) {
     if (!arguments.is_json) write_out(text);
   };
   const model::ModelConfig& config = loaded.model->config();
-  engine::Session session(*loaded.model, arguments.kv.cache_options(config), nullptr,
-                          arguments.shift.shift(config, {{"--prompt-cache", arguments.cache.is_used()},
-                                                         {"--draft", arguments.draft.is_used()},
-                                                         {"--max-kv-size", arguments.kv.max_size > 0}}));
+  const cache::CacheOptions caches = arguments.kv.cache_options(config);
+  const std::optional<engine::ContextShift> shift =
+      arguments.shift.shift(config, {{"--prompt-cache", arguments.cache.is_used()},
+                                     {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
+                                     {"--draft", arguments.draft.is_used()},
+                                     {"--max-kv-size", arguments.kv.max_size > 0}});
+  // A single prompt has no use for one that does not last.
+  std::unique_ptr<prefix::Store> store;
+  if (arguments.prefix_cache.has_directory()) {
+    store = arguments.prefix_cache.store(arguments.run.model, *loaded.model, caches);
+    options.turn_ends = engine::turn_ends(prompt, loaded.end_tokens);
+  }
+  engine::Session session(*loaded.model, caches, store.get(), shift);
   arguments.cache.load_into(session);
   // What was computed is not lost by Ctrl-C where there is a file for it.
   std::optional<InterruptFlag> interrupt;
-  if (arguments.cache.is_used()) {
+  if (arguments.cache.is_used() || store) {
     interrupt.emplace();
     options.should_cancel = [&interrupt] { return interrupt->is_set(); };
   }
@@ -275,6 +288,7 @@ void add_generate_command(CLI::App& app, Action& action) {
   prompt->require_option(1);
   arguments->sampling.add_to(*command);
   arguments->cache.add_to(*command);
+  arguments->prefix_cache.add_to(*command, "requests of --batch have computed, for others of them");
   arguments->draft.add_to(*command);
   arguments->shift.add_to(*command);
   command

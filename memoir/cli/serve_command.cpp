@@ -8,7 +8,6 @@
 
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
-#include "memoir/cli/memory_size.h"
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/number_checks.h"
 #include "memoir/cli/served_files.h"
@@ -52,6 +51,7 @@ void settle(ServeArguments& arguments) {
   server.log_format = arguments.log_format == "json" ? server::LogFormat::kJson : server::LogFormat::kText;
   server.routes.pooling = arguments.pooling == "last" ? engine::Pooling::kLast : engine::Pooling::kMean;
   server.routes.keep_alive_interval = std::chrono::seconds(arguments.keep_alive_s);
+  arguments.serving.service.prefix_cache_bytes = arguments.serving.prefix_cache.bytes();
   if (arguments.max_context > 0) arguments.serving.service.max_context = arguments.max_context;
   arguments.pool.keep_alive.reset();
   if (arguments.model_keep_alive_s >= 0) arguments.pool.keep_alive = std::chrono::seconds(arguments.model_keep_alive_s);
@@ -73,7 +73,7 @@ void serve_one(const ServeArguments& arguments, server::ApiServer& server, const
   model::LoadedModel loaded = arguments.serving.run.load();
   const std::string name = arguments.alias.empty() ? served_name(path) : arguments.alias;
   server::ServedModel model = served_model(loaded, path, name, arguments.serving);
-  const std::unique_ptr<engine::Service> service = served_engine(std::move(loaded), arguments.serving);
+  const std::unique_ptr<engine::Service> service = served_engine(std::move(loaded), path, arguments.serving);
   const StopSignals signals;
   server.set_ready(std::move(model), *service, cache_hooks(*service));
   server.log().write("info", "ready", {{"address", address}, {"model", name}});
@@ -118,6 +118,11 @@ int run_serve(ServeArguments arguments) {
 
   // It answers that it is loading while it is.
   server::ApiServer server(arguments.server, std::cerr);
+  if (arguments.service.prefix_cache_directory) {
+    arguments.service.prefix_cache_directory->on_warning = [&server](const std::string& why) {
+      server.log().write("warning", "nothing more is kept in --prefix-cache-dir: " + why);
+    };
+  }
   const int port = server.start();
   if (is_open) server.log().write("warning", "everyone who reaches " + host + " may use this server: --api-key");
   const std::string address =
@@ -169,9 +174,8 @@ void add_service_options(CLI::App& command, ServeArguments& arguments) {
   whole("--prefill-chunk", arguments.serving.service.prefill_tokens_per_step, 1, 1 << 20,
         "tokens of prompts in one step")
       ->capture_default_str();
-  whole("--prefix-cache-bytes", arguments.serving.service.prefix_cache_bytes, 0, std::uint64_t{1} << 50,
-        "bytes kept of what requests have computed, for later ones, of several models divided among those that may be "
-        "loaded (default: a quarter of the memory)");
+  arguments.serving.prefix_cache.add_to(
+      command, "requests have computed, for later ones; of several models divided among\nthose that may be loaded");
   whole("--max-context", arguments.max_context, 1, 1 << 30, "tokens of a prompt and its answer (default: the model's)");
 }
 
@@ -201,7 +205,6 @@ void add_http_options(CLI::App& command, ServeArguments& arguments) {
 
 void add_serve_command(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<ServeArguments>();
-  arguments->serving.service.prefix_cache_bytes = default_prefix_cache_bytes();
   CLI::App* command = app.add_subcommand("serve", "answer over HTTP as OpenAI and Ollama do");
   add_model_options(*command, *arguments);
   add_http_options(*command, *arguments);

@@ -80,9 +80,12 @@ server::ServedModel served_model(const model::LoadedModel& loaded, const fs::pat
                               .n_embedding = config.hidden_size});
 }
 
-std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const ServingOptions& options) {
+std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const fs::path& path,
+                                               const ServingOptions& options) {
   const cache::CacheOptions caches = options.kv.cache_options(loaded.model->config());
-  return engine::make_service(std::move(loaded), options.service, caches);
+  engine::ServiceOptions service = options.service;
+  service.prefix_cache_directory = options.prefix_cache.directory(path.string());
+  return engine::make_service(std::move(loaded), service, caches);
 }
 
 server::CacheHooks cache_hooks(engine::Service& service) {
@@ -180,7 +183,7 @@ server::ModelSource::Loaded ServedFiles::load(const std::string& name) {
   model::LoadedModel loaded = model::load_model(path);
   for (const std::string& note : loaded.notes) report(name + ": " + note);
   server::ServedModel model = served_model(loaded, path, name, options_);
-  std::shared_ptr<engine::Service> service = served_engine(std::move(loaded), options_);
+  std::shared_ptr<engine::Service> service = served_engine(std::move(loaded), path, options_);
   server::CacheHooks hooks = cache_hooks(*service);
   return {std::move(model), std::move(service), std::move(hooks)};
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "memoir/cli/common_options.h"
+#include "memoir/cli/prefix_cache.h"
 #include "memoir/engine/scheduler.h"
 #include "memoir/server/model_pool.h"
 
@@ -22,7 +23,8 @@ namespace memoir::cli {
 struct ServingOptions {
   RunOptions run;
   KvArguments kv;
-  engine::ServiceOptions service;
+  engine::ServiceOptions service;  // but for the directory, which follows from the next for each model
+  PrefixCacheArguments prefix_cache;
 };
 
 /// The name that clients know a model by: of its file, without .gguf, or of its directory.
@@ -33,7 +35,8 @@ server::ServedModel served_model(const model::LoadedModel& loaded, const std::fi
                                  const std::string& name, const ServingOptions& options);
 
 /// The engine for it, which takes the model.
-std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const ServingOptions& options);
+std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const std::filesystem::path& path,
+                                               const ServingOptions& options);
 
 /// What the server asks of its prefix cache. The engine must outlive them.
 server::CacheHooks cache_hooks(engine::Service& service);

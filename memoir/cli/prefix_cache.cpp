@@ -1,0 +1,59 @@
+#include "memoir/cli/prefix_cache.h"
+
+#include <filesystem>
+
+#include "memoir/cli/model_path.h"
+#include "memoir/cli/number_checks.h"
+#include "memoir/cli/report.h"
+#include "memoir/cli/status.h"
+#include "memoir/engine/prefix_store.h"
+#include "memoir/model/fingerprint.h"
+
+namespace fs = std::filesystem;
+
+namespace memoir::cli {
+
+void PrefixCacheArguments::add_to(CLI::App& command, const std::string& what) {
+  const auto most = std::uint64_t{1} << 50;
+  command
+      .add_option("--prefix-cache-bytes", bytes_,
+                  "bytes of memory for what " + what + "\n(default: a quarter of the memory)")
+      ->type_name("N")
+      ->transform(whole_number(0, most));
+  CLI::Option* directory =
+      command.add_option("--prefix-cache-dir", directory_, "keep that in DIR too, for later runs")->type_name("DIR");
+  command
+      .add_option("--prefix-cache-disk-bytes", disk_bytes_, "bytes of all that is in DIR, the least recently used goes")
+      ->type_name("N")
+      ->transform(whole_number(0, most))
+      ->capture_default_str()
+      ->needs(directory);
+}
+
+std::optional<prefix::DirectoryTierOptions> PrefixCacheArguments::directory(const std::string& model) const {
+  if (directory_.empty()) return std::nullopt;
+  if (bytes_ == 0) throw UsageError("--prefix-cache-dir: nothing can be kept there with --prefix-cache-bytes 0");
+  std::error_code ignored;
+  if (fs::exists(directory_, ignored) && !fs::is_directory(directory_, ignored)) {
+    throw UsageError("--prefix-cache-dir " + directory_ + ": is no directory");
+  }
+  const fs::path path = resolve_model(model);
+  prefix::DirectoryTierOptions options;
+  options.path = directory_;
+  options.max_bytes = disk_bytes_;
+  options.model = model::fingerprint(path);
+  options.model_name = path.stem().string();
+  options.on_warning = [](const std::string& why) { report("--prefix-cache-dir: nothing more is kept there: " + why); };
+  return options;
+}
+
+std::unique_ptr<prefix::Store> PrefixCacheArguments::store(const std::string& model_name, const model::Model& model,
+                                                           const cache::CacheOptions& caches) const {
+  if (caches.quantize_from > 0 && has_directory()) {
+    throw UsageError("--prefix-cache-dir: --quantized-kv-start changes the format of what would be kept");
+  }
+  if (bytes_ == 0 || caches.quantize_from > 0) return nullptr;
+  return engine::make_prefix_store(model, {.max_bytes = bytes_}, caches, directory(model_name));
+}
+
+}  // namespace memoir::cli

@@ -1,0 +1,43 @@
+#pragma once
+
+// --prefix-cache-bytes, --prefix-cache-dir, --prefix-cache-disk-bytes: what is kept of computed prefixes, and where.
+
+#include <CLI/CLI.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "memoir/cache/kv.h"
+#include "memoir/cli/memory_size.h"
+#include "memoir/model/model.h"
+#include "memoir/prefix/directory_options.h"
+#include "memoir/prefix/store.h"
+
+namespace memoir::cli {
+
+class PrefixCacheArguments {
+ public:
+  /// what: whose computing is kept, in the help.
+  void add_to(CLI::App& command, const std::string& what);
+
+  std::size_t bytes() const { return bytes_; }
+  bool has_directory() const { return !directory_.empty(); }
+
+  /// For the model as -m has it; nullopt without --prefix-cache-dir. The directory is made if there is none.
+  /// Throws UsageError if it is no directory, or without memory to work in; FileError if the model can't be read.
+  std::optional<prefix::DirectoryTierOptions> directory(const std::string& model) const;
+
+  /// A store for sessions with caches of these options; null where nothing can be kept.
+  /// Throws as directory(), and UsageError for --quantized-kv-start with a directory.
+  std::unique_ptr<prefix::Store> store(const std::string& model_name, const model::Model& model,
+                                       const cache::CacheOptions& caches) const;
+
+ private:
+  std::size_t bytes_ = default_prefix_cache_bytes();
+  std::string directory_;
+  std::uint64_t disk_bytes_ = prefix::DirectoryTierOptions().max_bytes;
+};
+
+}  // namespace memoir::cli
