@@ -118,11 +118,9 @@ int run_serve(ServeArguments arguments) {
 
   // It answers that it is loading while it is.
   server::ApiServer server(arguments.server, std::cerr);
-  if (arguments.service.prefix_cache_directory) {
-    arguments.service.prefix_cache_directory->on_warning = [&server](const std::string& why) {
-      server.log().write("warning", "nothing more is kept in --prefix-cache-dir: " + why);
-    };
-  }
+  arguments.serving.on_warning = [&server](const std::string& why) {
+    server.log().write("warning", "the prefix cache's directory takes no more", {{"what", why}});
+  };
   const int port = server.start();
   if (is_open) server.log().write("warning", "everyone who reaches " + host + " may use this server: --api-key");
   const std::string address =

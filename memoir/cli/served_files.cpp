@@ -85,6 +85,8 @@ std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const 
   const cache::CacheOptions caches = options.kv.cache_options(loaded.model->config());
   engine::ServiceOptions service = options.service;
   service.prefix_cache_directory = options.prefix_cache.directory(path.string());
+  if (service.prefix_cache_directory && options.on_warning)
+    service.prefix_cache_directory->on_warning = options.on_warning;
   return engine::make_service(std::move(loaded), service, caches);
 }
 

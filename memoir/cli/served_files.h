@@ -25,6 +25,7 @@ struct ServingOptions {
   KvArguments kv;
   engine::ServiceOptions service;  // but for the directory, which follows from the next for each model
   PrefixCacheArguments prefix_cache;
+  std::function<void(const std::string& why)> on_warning = {};  // of its directory, from any thread
 };
 
 /// The name that clients know a model by: of its file, without .gguf, or of its directory.

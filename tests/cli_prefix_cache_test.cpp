@@ -1,0 +1,159 @@
+// --prefix-cache-dir: what one run of the program has computed serves the next, and memoir cache tree shows it.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/cli_runner.h"
+
+namespace fs = std::filesystem;
+
+namespace memoir {
+namespace {
+
+using nlohmann::json;
+using test::Outcome;
+
+class CliPrefixCache : public test::Cli {
+ protected:
+  std::string directory() const { return in_folder("prefixes"); }
+
+  Outcome generate(const std::string& tokens, const std::string& more = "", const std::string& model = "llama") const {
+    return run("generate -m " + test::data(model).string() + " --tokens " + tokens + " -n 6 --temp 0 --json " + more);
+  }
+
+  /// The same with the directory.
+  json generated(const std::string& tokens, const std::string& more = "", const std::string& model = "llama") const {
+    const Outcome outcome = generate(tokens, "--prefix-cache-dir " + directory() + " " + more, model);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.err, "");
+    return outcome.status == 0 ? json::parse(outcome.out) : json::object();
+  }
+
+  static std::string counted(int begin, int end) {
+    std::string text;
+    for (int i = begin; i < end; ++i) text += (text.empty() ? "" : ",") + std::to_string(i);
+    return text;
+  }
+};
+
+TEST_F(CliPrefixCache, ASecondRunOfAPromptIsAHitWithTheSameTokens) {
+  for (const char* const model : {"llama", "gemma3", "mamba2", "lfm2"}) {
+    SCOPED_TRACE(model);
+    const std::string prompt = counted(0, 60);
+    const json alone = json::parse(generate(prompt, "", model).out);
+    const json first = generated(prompt, "", model);
+    EXPECT_EQ(first["cached_tokens"], 0);
+    EXPECT_EQ(first["tokens"], alone["tokens"]);
+    const json second = generated(prompt, "", model);
+    EXPECT_EQ(second["cached_tokens"], std::string(model) == "llama" ? 59 : 56);
+    EXPECT_EQ(second["tokens"], alone["tokens"]);
+    const std::string longer = prompt + "," + counted(100, 110);
+    EXPECT_GE(generated(longer, "", model)["cached_tokens"], 56);
+  }
+}
+
+TEST_F(CliPrefixCache, OtherFormatsOfKeysAndValuesAreApart) {
+  const std::string prompt = counted(0, 60);
+  EXPECT_EQ(generated(prompt)["cached_tokens"], 0);
+  EXPECT_EQ(generated(prompt, "--kv f16")["cached_tokens"], 0);
+  EXPECT_EQ(generated(prompt, "--kv f16")["cached_tokens"], 59);
+  EXPECT_EQ(generated(prompt, "--max-kv-size 40")["cached_tokens"], 0);
+  EXPECT_EQ(generated(prompt)["cached_tokens"], 59);
+}
+
+TEST_F(CliPrefixCache, RequestsOfABatchUseAndFillIt) {
+  generated(counted(0, 60));
+  test::write_file(in_folder("requests.jsonl"), R"({"tokens": [)" + counted(0, 50) +
+                                                    R"(], "max_tokens": 2})"
+                                                    "\n");
+  const Outcome outcome =
+      run("generate -m " + tiny() + " --batch " + in_folder("requests.jsonl") + " --prefix-cache-dir " + directory());
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(json::parse(outcome.out)["cached_tokens"], 49);
+}
+
+TEST_F(CliPrefixCache, TreeShowsTokensBytesKindsAndAges) {
+  generated(counted(0, 60));
+  generated(counted(0, 40) + ",150,151");
+  generated(counted(0, 60), "", "lfm2");
+  const Outcome tree = run("cache tree --json --prefix-cache-dir " + directory());
+  ASSERT_EQ(tree.status, 0) << tree.err;
+  std::istringstream lines(tree.out);
+  std::string line;
+  std::size_t n_files = 0;
+  std::uint64_t n_bytes = 0;
+  int n_models = 0;
+  while (std::getline(lines, line)) {
+    const json model = json::parse(line);
+    ++n_models;
+    n_files += model["files"].get<std::size_t>();
+    n_bytes += model["bytes"].get<std::uint64_t>();
+    const bool is_llama = model["model_name"] == "llama";
+    EXPECT_TRUE(is_llama || model["model_name"] == "lfm2") << line;
+    EXPECT_EQ(model["kinds"].contains("RecurrentCache"), !is_llama);
+    EXPECT_EQ(model["device"], "cpu");
+    std::size_t n_checkpoints = 0;
+    for (const json& node : model["nodes"]) {
+      n_checkpoints += node["checkpoint_bytes"] > 0 ? 1U : 0U;
+      EXPECT_EQ(node["tokens"].size(), node["to"].get<std::size_t>() - node["from"].get<std::size_t>());
+      EXPECT_LT(node["age_s"], 600);
+      if (node["from"] == 0) EXPECT_EQ(node["tokens"][1], 1);
+    }
+    EXPECT_EQ(n_checkpoints > 0, !is_llama);
+  }
+  EXPECT_EQ(n_models, 2);
+  std::size_t n_there = 0;
+  std::uint64_t n_bytes_there = 0;
+  for (const auto& entry : fs::directory_iterator(directory())) {
+    ++n_there;
+    n_bytes_there += entry.file_size();
+  }
+  EXPECT_EQ(n_files, n_there);
+  EXPECT_EQ(n_bytes, n_bytes_there);
+  const Outcome text = run("cache tree --prefix-cache-dir " + directory());
+  EXPECT_NE(text.out.find("model llama ("), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("checkpoint"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("0 1 2 3 4 5 6 7 8 9 10 11 ..."), std::string::npos) << text.out;
+}
+
+TEST_F(CliPrefixCache, TextOfATreeIsTheTokenizers) {
+  const Outcome first =
+      run("generate -m " + tiny() + " --raw -p 'abc abc abc abc' -n 2 --prefix-cache-dir " + directory());
+  if (first.status != 0) GTEST_SKIP() << "the tiny model has no tokenizer";
+  const Outcome tree = run("cache tree -m " + tiny() + " --prefix-cache-dir " + directory());
+  EXPECT_NE(tree.out.find("abc abc abc abc"), std::string::npos) << tree.out;
+}
+
+TEST_F(CliPrefixCache, ADamagedDirectoryIsNoReasonToFail) {
+  const json expected = generated(counted(0, 60));
+  for (const auto& entry : fs::directory_iterator(directory())) test::write_file(entry.path(), "damaged");
+  EXPECT_EQ(run("cache tree --prefix-cache-dir " + directory()).out, "");
+  const json after = generated(counted(0, 60));
+  EXPECT_EQ(after["cached_tokens"], 0);
+  EXPECT_EQ(after["tokens"], expected["tokens"]);
+  EXPECT_EQ(generated(counted(0, 60))["cached_tokens"], 59);
+}
+
+TEST_F(CliPrefixCache, WhatCannotBeWrittenIsSaidOnce) {
+  test::write_file(in_folder("file"), "");
+  const Outcome outcome = generate(counted(0, 60), "--prefix-cache-dir " + in_folder("file") + "/inside");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.err.find("memoir: --prefix-cache-dir: nothing more is kept there: "), 0U) << outcome.err;
+  EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
+}
+
+TEST_F(CliPrefixCache, RefusesWhatCannotWork) {
+  test::write_file(in_folder("file"), "");
+  const std::string generate = "generate -m " + tiny() + " --tokens 1,2,3 ";
+  expect_failure(generate + "--prefix-cache-dir " + in_folder("file"), 2, "is no directory");
+  expect_failure(generate + "--prefix-cache-dir d --prefix-cache-bytes 0", 2, "--prefix-cache-bytes 0");
+  expect_failure(generate + "--prefix-cache-disk-bytes 5", 2, "--prefix-cache-dir");
+  expect_failure(generate + "--kv q8 --quantized-kv-start 5 --prefix-cache-dir d", 2, "--quantized-kv-start");
+  expect_failure("cache tree --prefix-cache-dir " + in_folder("nowhere"), 1, "nowhere");
+}
+
+}  // namespace
+}  // namespace memoir
