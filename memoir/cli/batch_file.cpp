@@ -135,14 +135,15 @@ std::vector<TokenId> read_prompt(Keys& keys, const BatchDefaults& defaults) {
       static_cast<int>(object.contains("prompt") + object.contains("messages") + object.contains("tokens"));
   if (n_prompts != 1) keys.fail("prompt", "expected exactly one of prompt, messages and tokens");
   if (object.contains("messages")) {
-    return chat_tokens(
-        need_tokenizer(defaults),
-        read_messages(std::exchange(keys.object(), Json::object()), keys.place(), need_tokenizer(defaults)),
-        defaults.model);
+    const text::Tokenizer& tokenizer = need_tokenizer(defaults);
+    text::ChatTemplate::Inputs inputs =
+        read_messages(std::exchange(keys.object(), Json::object()), keys.place(), tokenizer);
+    inputs.messages = with_preface(defaults.preface, inputs.messages);
+    return chat_tokens(tokenizer, inputs, defaults.model);
   }
   if (const auto text = keys.take("prompt")) {
     if (!text->is_string()) keys.fail("prompt", "is no text");
-    return text_tokens(need_tokenizer(defaults), text->get<std::string>(), is_raw);
+    return text_tokens(need_tokenizer(defaults), text->get<std::string>(), is_raw, defaults.preface);
   }
   const auto ids = keys.take("tokens");
   return read_ids(ids.value_or(Json()), keys);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "memoir/cli/prompt_tokens.h"
 #include "memoir/engine/service.h"
 #include "memoir/text/tokenizer.h"
 
@@ -19,6 +20,7 @@ struct BatchDefaults {
   const text::Tokenizer* tokenizer;  // may be null: then only token ids are taken
   bool is_raw = false;               // prompts are continued as they are, without the chat template
   engine::Request request;           // without a prompt, processor and on_event
+  Preface preface = {};              // of every conversation
 };
 
 /// Lines of any length up to 256 MiB, read as they are asked for. Blank ones are passed over.

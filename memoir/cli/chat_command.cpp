@@ -7,8 +7,10 @@
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/line_editor.h"
+#include "memoir/cli/model_path.h"
 #include "memoir/cli/prefix_cache.h"
 #include "memoir/cli/prompt_cache.h"
+#include "memoir/cli/prompt_tokens.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/signals.h"
 #include "memoir/cli/status.h"
@@ -35,6 +37,7 @@ struct ChatArguments {
   PrefixCacheArguments prefix_cache;
   ContextShiftOptions shift;
   std::string system;
+  Preface preface;  // of each conversation
   bool shows_stats = false;
 };
 
@@ -87,7 +90,8 @@ class Chat {
 
   void reset() {
     conversation_.emplace(tokenizer_, template_);
-    if (!arguments_.system.empty()) conversation_->add_message("system", arguments_.system);
+    if (arguments_.preface.system) conversation_->add_message("system", *arguments_.preface.system);
+    for (const auto& [role, content] : arguments_.preface.messages) conversation_->add_message(role, content);
   }
 
   std::optional<std::string> next_line() {
@@ -189,6 +193,13 @@ class Chat {
 };
 
 int run_chat(ChatArguments& arguments) {
+  const std::optional<model::Package> package = find_package(arguments.run.model);
+  arguments.preface = Preface::of(package);
+  if (!arguments.system.empty()) arguments.preface.system = arguments.system;
+  if (package) {
+    arguments.sampling.use_defaults(package->modelfile.parameters);
+    arguments.draft.use_defaults(*package);
+  }
   arguments.cache.open(arguments.run.model);
   const model::LoadedModel loaded = arguments.run.load();
   if (!loaded.tokenizer) throw UnsupportedError(arguments.run.model, "tokenizer.json", "there is none to chat with");

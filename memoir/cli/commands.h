@@ -18,6 +18,7 @@ void add_template_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
 void add_cache_command(CLI::App& app, Action& action);
 void add_serve_command(CLI::App& app, Action& action);
+void add_create_command(CLI::App& app, Action& action);
 void add_models_command(CLI::App& app, Action& action);
 
 }  // namespace memoir::cli

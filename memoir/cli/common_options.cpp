@@ -25,16 +25,6 @@ namespace {
 // Beyond, threads cost memory and bring nothing: no product of a model here is cut into that many parts.
 constexpr int kMaxThreads = 256;
 
-// Token by token where both have a tokenizer (their paddings may differ), else by their number.
-void check_same_vocabulary(const model::LoadedModel& target, const model::LoadedModel& draft, const std::string& name) {
-  std::string difference;
-  if (target.tokenizer && draft.tokenizer) {
-    difference = engine::vocabulary_difference(*target.tokenizer, *draft.tokenizer);
-  } else if (target.model->config().vocab_size != draft.model->config().vocab_size) {
-    difference = "it has " + std::to_string(draft.model->config().vocab_size) + " tokens, the model " +
-                 std::to_string(target.model->config().vocab_size);
-  }
-  if (!difference.empty()) throw UsageError("--draft " + name + ": another vocabulary: " + difference);
 }
 
 }  // namespace
@@ -73,13 +63,19 @@ void RunOptions::prepare() const {
   } catch (const std::invalid_argument& error) {
     throw UsageError(std::string("MEMOIR_CPU: ") + error.what());
   }
-  kernels::set_cpu_threads(threads > 0 ? threads : kernels::cpu_threads());
+  const std::optional<model::Package> package = model.empty() ? std::nullopt : find_package(model);
+  const int n_stated = package ? package->modelfile.parameters.num_thread.value_or(0) : 0;
+  kernels::set_cpu_threads(threads > 0 ? threads : n_stated > 0 ? n_stated : kernels::cpu_threads());
 }
 
 model::LoadedModel RunOptions::load() const {
   prepare();
+  const std::optional<model::Package> package = find_package(model);
   const FreedBlocksReturn while_loading;
-  model::LoadedModel loaded = model::load_model(resolve_model(model));
+  model::LoadedModel loaded = model::load_model(package ? package->model : resolve_model(model));
+  if (loaded.tokenizer && package && package->modelfile.chat_template) {
+    loaded.tokenizer->use_chat_template(*package->modelfile.chat_template);
+  }
   for (const std::string& note : loaded.notes) report(model + ": " + note);
   return loaded;
 }
@@ -126,10 +122,12 @@ cache::CacheOptions KvArguments::cache_options(const model::ModelConfig& config)
 
 void SamplingOptions::add_to(CLI::App& command) {
   const auto whole = [&](const char* names, auto& value, std::int64_t low, std::uint64_t high, const char* help) {
-    return command.add_option(names, value, help)->type_name("N")->transform(whole_number(low, high));
+    CLI::Option* option = command.add_option(names, value, help)->type_name("N")->transform(whole_number(low, high));
+    options_[option->get_name()] = option;
+    return option;
   };
   const auto real = [&](const char* name, double& value, const CLI::Validator& range, const char* help) {
-    command.add_option(name, value, help)->type_name("X")->check(range)->capture_default_str();
+    options_[name] = command.add_option(name, value, help)->type_name("X")->check(range)->capture_default_str();
   };
   whole("-n,--max-tokens", max_tokens, 0, 1 << 30, "the most tokens to generate")->capture_default_str();
   real("--temp", sampler.temperature, number(0, 1e6), "temperature, 0 takes the likeliest token");
@@ -142,14 +140,33 @@ void SamplingOptions::add_to(CLI::App& command) {
   real("--frequency-penalty", sampler.frequency_penalty, number(-1e6, 1e6), "the same, times how often they were seen");
   whole("--repeat-last-n", sampler.penalty_window, -1, 1 << 30, "how many tokens the penalties look at, -1 all")
       ->capture_default_str();
-  seed_option_ = whole("--seed", seed_, 0, std::numeric_limits<std::uint64_t>::max(),
-                       "the same seed gives the same text (default: a random one)");
-  command.add_option("--stop", stop_strings, "end where this text would appear; may be repeated")
-      ->type_name("TEXT")
-      ->take_all()
-      ->expected(1);
+  whole("--seed", seed_, 0, std::numeric_limits<std::uint64_t>::max(),
+        "the same seed gives the same text (default: a random one)");
+  options_["--stop"] = command.add_option("--stop", stop_strings, "end where this text would appear; may be repeated")
+                           ->type_name("TEXT")
+                           ->take_all()
+                           ->expected(1);
   whole("--prefill-chunk", prefill_chunk, 1, 1 << 20, "tokens of the prompt in one forward pass")
       ->capture_default_str();
+}
+
+void SamplingOptions::use_defaults(const model::ModelfileParameters& parameters) {
+  const auto use = [&](const char* name, const auto& stated, auto& value) {
+    if (stated && !is_given(name)) value = static_cast<std::decay_t<decltype(value)>>(*stated);
+  };
+  use("--temp", parameters.temperature, sampler.temperature);
+  use("--top-p", parameters.top_p, sampler.top_p);
+  use("--min-p", parameters.min_p, sampler.min_p);
+  use("--top-k", parameters.top_k, sampler.top_k);
+  use("--repeat-penalty", parameters.repeat_penalty, sampler.repetition_penalty);
+  use("--presence-penalty", parameters.presence_penalty, sampler.presence_penalty);
+  use("--frequency-penalty", parameters.frequency_penalty, sampler.frequency_penalty);
+  use("--repeat-last-n", parameters.repeat_last_n, sampler.penalty_window);
+  use("--seed", parameters.seed, seed_);
+  has_seed_ = parameters.seed.has_value();
+  use("--max-tokens", parameters.num_predict, max_tokens);
+  if (max_tokens < 0) max_tokens = 1 << 30;
+  if (!is_given("--stop")) stop_strings = parameters.stop;
 }
 
 engine::GenerateOptions SamplingOptions::generate_options(const model::LoadedModel& loaded) const {
@@ -157,7 +174,7 @@ engine::GenerateOptions SamplingOptions::generate_options(const model::LoadedMod
   options.max_tokens = max_tokens;
   options.prefill_chunk = prefill_chunk;
   options.sampler = sampler;
-  if (seed_option_ && seed_option_->count() > 0) options.sampler.seed = seed_;
+  if (has_seed_ || is_given("--seed")) options.sampler.seed = seed_;
   options.stop_tokens = loaded.end_tokens;
   for (const std::string& stop : stop_strings) {
     if (stop.empty()) throw UsageError("--stop: the text is empty");
@@ -171,12 +188,19 @@ void DraftOptions::add_to(CLI::App& command) {
       .add_option("--draft", draft_,
                   "guess tokens ahead and check them together, which gives the same text sooner:\n"
                   "ngram looks in the text so far, auto asks the head that the model carries, else a small MODEL\n"
-                  "of the same vocabulary is asked, or an assistant that was made for the model")
-      ->type_name("ngram|auto|MODEL");
-  command.add_option("--draft-max", max_drafts_, "the most tokens to guess at a time")
-      ->type_name("N")
-      ->transform(whole_number(1, engine::DraftLength::kMax))
-      ->capture_default_str();
+                  "of the same vocabulary is asked, or an assistant that was made for the model; none: nothing\n"
+                  "is guessed, also where the model says so")
+      ->type_name("ngram|auto|none|MODEL");
+  max_option_ = command.add_option("--draft-max", max_drafts_, "the most tokens to guess at a time")
+                    ->type_name("N")
+                    ->transform(whole_number(1, engine::DraftLength::kMax))
+                    ->capture_default_str();
+}
+
+void DraftOptions::use_defaults(const model::Package& package) {
+  const std::optional<int> n_most = package.modelfile.parameters.draft_num_predict;
+  if (draft_.empty() && package.draft && n_most != 0) draft_ = package.draft->string();
+  if (n_most && *n_most > 0 && max_option_->count() == 0) max_drafts_ = *n_most;
 }
 
 std::unique_ptr<engine::Drafter> DraftOptions::make(const std::string& model, const model::LoadedModel& loaded) {
@@ -190,12 +214,12 @@ std::unique_ptr<engine::Drafter> DraftOptions::make(const std::string& model, co
     return std::make_unique<engine::AssistantDrafter>(model::load_gemma4_assistant(path), *loaded.model);
   }
   model_ = model::load_model(path);
-  check_same_vocabulary(loaded, *model_, draft_);
+  check_same_vocabulary(loaded, *model_, "--draft " + draft_);
   return std::make_unique<engine::DraftModel>(*model_->model, loaded.model->config().vocab_size);
 }
 
 void DraftOptions::use(const std::string& model, const model::LoadedModel& loaded, engine::GenerateOptions& options) {
-  if (draft_.empty()) return;
+  if (draft_.empty() || draft_ == "none") return;
   drafter_ = make(model, loaded);
   options.drafter = drafter_.get();
   options.max_drafts = max_drafts_;
@@ -231,6 +255,17 @@ std::optional<engine::ContextShift> ContextShiftOptions::shift(
                      " tokens, and some must go");
   }
   return shift;
+}
+
+void check_same_vocabulary(const model::LoadedModel& target, const model::LoadedModel& draft, const std::string& name) {
+  std::string difference;
+  if (target.tokenizer && draft.tokenizer) {
+    difference = engine::vocabulary_difference(*target.tokenizer, *draft.tokenizer);
+  } else if (target.model->config().vocab_size != draft.model->config().vocab_size) {
+    difference = "it has " + std::to_string(draft.model->config().vocab_size) + " tokens, the model " +
+                 std::to_string(target.model->config().vocab_size);
+  }
+  if (!difference.empty()) throw UsageError(name + ": another vocabulary: " + difference);
 }
 
 std::vector<TokenId> parse_tokens(const std::string& text) {

@@ -3,6 +3,7 @@
 // Options that several subcommands share, and what they are for: loading a model and choosing tokens.
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "memoir/engine/generate.h"
 #include "memoir/model/load.h"
+#include "memoir/model/package.h"
 
 namespace memoir::cli {
 
@@ -24,7 +26,7 @@ struct RunOptions {
   /// The last two alone.
   void add_device_to(CLI::App& command);
 
-  /// prepare(), and loads the model. Notes about the file go to stderr.
+  /// prepare(), and loads the model, of a package with its template. Notes about the file go to stderr.
   model::LoadedModel load() const;
 
   /// Sets threads and device up, for the process. Throws UsageError if the device is not there.
@@ -57,17 +59,29 @@ struct SamplingOptions {
 
   void add_to(CLI::App& command);
 
+  /// What a package says, for options that are not given.
+  void use_defaults(const model::ModelfileParameters& parameters);
+
   engine::GenerateOptions generate_options(const model::LoadedModel& loaded) const;
 
  private:
+  bool is_given(const char* name) const {
+    const auto found = options_.find(name);
+    return found != options_.end() && found->second->count() > 0;
+  }
+
   std::uint64_t seed_ = 0;
-  CLI::Option* seed_option_ = nullptr;
+  bool has_seed_ = false;
+  std::map<std::string, CLI::Option*> options_;
 };
 
 /// --draft: where drafts come from.
 class DraftOptions {
  public:
   void add_to(CLI::App& command);
+
+  /// What a package says, for options that are not given.
+  void use_defaults(const model::Package& package);
 
   /// Makes the drafter, if one is asked for, and has `options` use it. It lives as long as this.
   /// Throws UsageError if the draft model's vocabulary is another than the model's, UnsupportedError for an assistant
@@ -80,7 +94,8 @@ class DraftOptions {
  private:
   std::unique_ptr<engine::Drafter> make(const std::string& model, const model::LoadedModel& loaded);
 
-  std::string draft_;  // "ngram", "auto", a model or an assistant; empty: none
+  std::string draft_;  // "ngram", "auto", a model or an assistant; empty or "none": none
+  CLI::Option* max_option_ = nullptr;
   int max_drafts_ = 8;
   std::optional<model::LoadedModel> model_;
   std::unique_ptr<engine::Drafter> drafter_;
@@ -104,6 +119,10 @@ class ContextShiftOptions {
   int context_ = 0;  // 0: the model's
   int keep_ = 4;
 };
+
+/// Token by token where both have a tokenizer (their paddings may differ), else by their number. Throws UsageError,
+/// naming the draft model, for another vocabulary.
+void check_same_vocabulary(const model::LoadedModel& target, const model::LoadedModel& draft, const std::string& name);
 
 /// "1,2,3" as token ids. Throws UsageError naming what is no number.
 std::vector<TokenId> parse_tokens(const std::string& text);

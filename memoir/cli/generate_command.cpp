@@ -9,6 +9,7 @@
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
 #include "memoir/cli/messages_file.h"
+#include "memoir/cli/model_path.h"
 #include "memoir/cli/number_checks.h"
 #include "memoir/cli/prefix_cache.h"
 #include "memoir/cli/prompt_cache.h"
@@ -56,8 +57,11 @@ const text::Tokenizer& need_tokenizer(const model::LoadedModel& loaded, const Ge
 std::vector<TokenId> prompt_tokens(const model::LoadedModel& loaded, const GenerateArguments& arguments) {
   if (arguments.tokens_option->count() > 0) return parse_tokens(arguments.tokens);
   const text::Tokenizer& tokenizer = need_tokenizer(loaded, arguments);
-  if (arguments.prompt_option->count() > 0) return text_tokens(tokenizer, arguments.prompt, arguments.is_raw);
-  return chat_tokens(tokenizer, read_messages_file(arguments.messages_file, tokenizer), arguments.run.model);
+  const Preface preface = Preface::of(find_package(arguments.run.model));
+  if (arguments.prompt_option->count() > 0) return text_tokens(tokenizer, arguments.prompt, arguments.is_raw, preface);
+  text::ChatTemplate::Inputs inputs = read_messages_file(arguments.messages_file, tokenizer);
+  inputs.messages = with_preface(preface, inputs.messages);
+  return chat_tokens(tokenizer, inputs, arguments.run.model);
 }
 
 nlohmann::ordered_json json_of(const engine::Completion& completion) {
@@ -161,6 +165,7 @@ int run_batch(const GenerateArguments& arguments) {
   defaults.request.sampler = options.sampler;
   defaults.request.stop_tokens = options.stop_tokens;
   defaults.request.stop_strings = options.stop_strings;
+  defaults.preface = Preface::of(find_package(arguments.run.model));
   BatchRun run(arguments.batch_file, std::move(defaults));
   engine::ServiceOptions service_options;
   service_options.max_running = arguments.n_side_by_side;
@@ -216,6 +221,10 @@ void check_samples(const GenerateArguments& arguments) {
 }
 
 int run_generate(GenerateArguments& arguments) {
+  if (const std::optional<model::Package> package = find_package(arguments.run.model)) {
+    arguments.sampling.use_defaults(package->modelfile.parameters);
+    arguments.draft.use_defaults(*package);
+  }
   if (!arguments.batch_file.empty()) return run_batch(arguments);
   check_samples(arguments);
   arguments.cache.open(arguments.run.model);

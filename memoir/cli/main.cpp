@@ -60,6 +60,7 @@ int parse_and_run(int argc, char** argv) {
   add_bench_command(app, action);
   add_cache_command(app, action);
   add_serve_command(app, action);
+  add_create_command(app, action);
   add_models_command(app, action);
   try {
     app.parse(argc, argv);

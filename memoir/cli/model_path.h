@@ -3,20 +3,31 @@
 // Where a model named on the command line lies.
 
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <vector>
+
+#include "memoir/model/package.h"
 
 namespace memoir::cli {
 
 /// What --help says of -m.
 inline constexpr const char* kModelHelp =
-    "a model's directory, a .gguf file, or a NAME: NAME.gguf is looked for in $MEMOIR_MODELS and in "
-    "../share/memoir/models beside the program";
+    "a model's directory, a .gguf file, or the NAME of one that memoir create made, or NAME.gguf, in\n"
+    "$MEMOIR_MODELS, ~/.local/share/memoir/models or ../share/memoir/models beside the program";
 
-/// The path of a model: `name` itself if there is such a file or directory. Else <name>.gguf or <name> in a models
-/// folder, the first that has it of: $MEMOIR_MODELS, ../share/memoir/models beside the program, and, for a
-/// program in its build tree, the source tree's models, which `make setup` fills.
-/// Throws UsageError if the name is empty, FileError naming the folders if it is nowhere.
+/// Where models are looked for by name, in this order: $MEMOIR_MODELS; memoir/models in $XDG_DATA_HOME or
+/// ~/.local/share; ../share/memoir/models beside the program; and, for a program in its build tree, the source tree's
+/// models, which `make setup` fills. `memoir create` puts them into the first.
+std::vector<std::filesystem::path> model_folders();
+
+/// The path of a model: `name` itself if there is such a file or directory. Else <name>.gguf or <name> in the first
+/// models folder that has it. Of a package (model/package.h) the model in it.
+/// Throws UsageError if the name is empty, FileError naming the folders if it is nowhere, and what read_package throws.
 std::filesystem::path resolve_model(const std::string& name);
+
+/// The package that the name means; nullopt for any other model. Throws as resolve_model.
+std::optional<model::Package> find_package(const std::string& name);
 
 /// The path of the running program. One implementation per system, chosen by CMake.
 std::filesystem::path executable_path();

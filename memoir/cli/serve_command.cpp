@@ -71,7 +71,9 @@ void serve_until_stopped(server::ApiServer& server, int drain_timeout_s, const S
 void serve_one(const ServeArguments& arguments, server::ApiServer& server, const std::string& address) {
   const fs::path path = resolve_model(arguments.serving.run.model);
   model::LoadedModel loaded = arguments.serving.run.load();
-  const std::string name = arguments.alias.empty() ? served_name(path) : arguments.alias;
+  const bool is_in_package = find_package(arguments.serving.run.model).has_value();
+  const std::string own_name = served_name(is_in_package ? path.parent_path() : path);
+  const std::string name = arguments.alias.empty() ? own_name : arguments.alias;
   server::ServedModel model = served_model(loaded, path, name, arguments.serving);
   const std::unique_ptr<engine::Service> service = served_engine(std::move(loaded), path, arguments.serving);
   const StopSignals signals;

@@ -18,7 +18,9 @@ struct TemplateArguments {
 };
 
 int run_template(const TemplateArguments& arguments) {
-  const text::Tokenizer tokenizer = model::load_tokenizer(resolve_model(arguments.model));
+  text::Tokenizer tokenizer = model::load_tokenizer(resolve_model(arguments.model));
+  const std::optional<model::Package> package = find_package(arguments.model);
+  if (package && package->modelfile.chat_template) tokenizer.use_chat_template(*package->modelfile.chat_template);
   if (!tokenizer.chat_template()) throw UnsupportedError(arguments.model, "chat_template", "the model has none");
   const text::ChatTemplate chat_template(*tokenizer.chat_template());
   write_out(chat_template.render(read_messages_file(arguments.file, tokenizer)));

@@ -207,7 +207,7 @@ const std::vector<TokenId>& Tokenizer::end_tokens() const {
 }
 
 const std::optional<std::string>& Tokenizer::chat_template() const {
-  return parts_->chat_template;
+  return other_template_ ? other_template_ : parts_->chat_template;
 }
 
 const std::vector<std::string>& Tokenizer::warnings() const {

@@ -113,6 +113,9 @@ class Tokenizer {
   /// The chat template's source (Jinja).
   const std::optional<std::string>& chat_template() const;
 
+  /// Takes another one instead, for this tokenizer and copies made of it.
+  void use_chat_template(std::string source) { other_template_ = std::move(source); }
+
   /// Remarks from reading the file that a person should see, one line each.
   const std::vector<std::string>& warnings() const;
 
@@ -125,6 +128,7 @@ class Tokenizer {
   std::string_view decoder_input(TokenId id) const;
 
   std::shared_ptr<const TokenizerParts> parts_;
+  std::optional<std::string> other_template_;
 };
 
 }  // namespace memoir::text

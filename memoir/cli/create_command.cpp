@@ -1,0 +1,98 @@
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "memoir/base/byte_source.h"
+#include "memoir/base/error.h"
+#include "memoir/cli/commands.h"
+#include "memoir/cli/common_options.h"
+#include "memoir/cli/model_path.h"
+#include "memoir/cli/report.h"
+#include "memoir/cli/status.h"
+#include "memoir/cli/terminal.h"
+#include "memoir/engine/assistant_drafter.h"
+#include "memoir/model/load.h"
+#include "memoir/model/package.h"
+
+namespace fs = std::filesystem;
+
+namespace memoir::cli {
+namespace {
+
+constexpr std::uint64_t kMaxModelfileBytes = 16 << 20;
+
+struct CreateArguments {
+  std::string name;
+  std::string file = "Modelfile";
+  std::string quantize;
+  std::string draft_quantize;
+};
+
+std::optional<int> bits_of(const std::string& option) {
+  return option.empty() ? std::nullopt : std::optional(option == "q4" ? 4 : 8);
+}
+
+// A path beside the Modelfile, else what -m takes.
+fs::path source_of(const std::string& value, const fs::path& modelfile) {
+  const fs::path beside = modelfile.parent_path() / value;
+  return entry_exists(beside) ? resolve_model(beside.string()) : resolve_model(value);
+}
+
+// What is in the folder can be run.
+void check_package(const model::Package& package) {
+  const model::LoadedModel model = model::load_model(package.model);
+  for (const std::string& note : model.notes) report(note);
+  if (!package.draft) return;
+  if (model::is_gemma4_assistant(*package.draft)) {
+    model::load_gemma4_assistant(*package.draft)->check_fits(*model.model);
+    return;
+  }
+  check_same_vocabulary(model, model::load_model(*package.draft), "DRAFT");
+}
+
+int run_create(const CreateArguments& arguments) {
+  if (!model::is_package_name(arguments.name)) {
+    throw UsageError("'" + arguments.name + "' is no name: letters, digits, '.', '_' and '-', at most 100");
+  }
+  const fs::path file = arguments.file;
+  model::PackageRequest request;
+  request.modelfile = model::parse_modelfile(read_text_file(file, kMaxModelfileBytes), arguments.file);
+  for (const std::string& note : request.modelfile.notes) report(arguments.file + ": " + note);
+  if (!arguments.draft_quantize.empty() && !request.modelfile.draft) {
+    throw UsageError("--draft-quantize: " + arguments.file + " has no DRAFT");
+  }
+  request.name = arguments.name;
+  request.folder = model_folders().front();
+  request.from = source_of(request.modelfile.from, file);
+  if (request.modelfile.draft) request.draft = source_of(*request.modelfile.draft, file);
+  if (request.draft && fs::equivalent(request.from, *request.draft)) {
+    throw FormatError(arguments.file, "DRAFT", "is the same model as FROM");
+  }
+  request.bits = bits_of(arguments.quantize);
+  request.draft_bits = bits_of(arguments.draft_quantize);
+  request.check = check_package;
+  model::create_package(request);
+  write_out((request.folder / request.name).string() + "\n");
+  return kDone;
+}
+
+}  // namespace
+
+void add_create_command(CLI::App& app, Action& action) {
+  const auto arguments = std::make_shared<CreateArguments>();
+  CLI::App* command = app.add_subcommand("create", "make a model of a Modelfile, for -m NAME");
+  command->add_option("name", arguments->name, "what -m will call it")->type_name("NAME")->required();
+  command->add_option("-f,--file", arguments->file, "FROM, DRAFT, PARAMETER, TEMPLATE, SYSTEM, MESSAGE, LICENSE")
+      ->type_name("Modelfile")
+      ->capture_default_str();
+  const auto bits = [&](const char* name, std::string& value, const char* help) {
+    command->add_option(name, value, help)->check(CLI::IsMember({"q4", "q8"}))->type_name("q4|q8");
+  };
+  bits("--quantize", arguments->quantize, "quantize the model's matrices to 4 or 8 bits");
+  bits("--draft-quantize", arguments->draft_quantize, "and those of DRAFT");
+  command->footer("The model is copied into $MEMOIR_MODELS, else ~/.local/share/memoir/models (or $XDG_DATA_HOME).");
+  command->callback([arguments, &action] { action = [arguments] { return run_create(*arguments); }; });
+}
+
+}  // namespace memoir::cli

@@ -1,0 +1,205 @@
+// memoir create and memoir models: what a Modelfile names is copied or quantized, checked, and run by name as it says.
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/cli_runner.h"
+#include "tests/mtp_files.h"
+
+namespace memoir {
+namespace {
+
+using nlohmann::json;
+using test::fs::path;
+
+class CliCreate : public test::Cli {
+ protected:
+  void SetUp() override {
+    models_ = folder_.path() / "models";
+    ASSERT_EQ(setenv("MEMOIR_MODELS", models_.c_str(), 1), 0);
+    ASSERT_EQ(setenv("XDG_DATA_HOME", (folder_.path() / "data").c_str(), 1), 0);
+  }
+
+  path modelfile(const std::string& text) const {
+    test::write_file(folder_.path() / "Modelfile", text);
+    return folder_.path() / "Modelfile";
+  }
+
+  test::Outcome create(const std::string& name, const std::string& text, const std::string& options = "") const {
+    return run("create " + name + " -f " + modelfile(text).string() + " " + options);
+  }
+
+  // Nothing of a failed run is left.
+  void expect_refused(const test::Outcome& outcome, int status, const std::string& message) const {
+    EXPECT_EQ(outcome.status, status);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
+    if (test::fs::exists(models_)) {
+      EXPECT_TRUE(test::fs::is_empty(models_));
+    }
+  }
+
+  json generated(const std::string& arguments) const {
+    const test::Outcome outcome = run("generate --json " + arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return json::parse(outcome.out);
+  }
+
+  path models_;
+};
+
+TEST_F(CliCreate, AModelIsCopiedListedAndRunByName) {
+  const test::Outcome outcome = create("tiny", "FROM " + tiny() + "\nPARAMETER num_predict 7\n");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, (models_ / "tiny").string() + "\n");
+  const json plain = generated("-m " + tiny() + " --tokens 1,2,3 -n 7");
+  EXPECT_EQ(generated("-m tiny --tokens 1,2,3")["tokens"], plain["tokens"]);
+  EXPECT_EQ(generated("-m tiny --tokens 1,2,3 -n 3")["tokens"].size(), 3U);
+  EXPECT_EQ(generated("-m " + (models_ / "tiny").string() + " --tokens 1,2,3")["tokens"], plain["tokens"]);
+  const test::Outcome list = run("models");
+  EXPECT_EQ(list.status, 0);
+  EXPECT_NE(list.out.find("tiny"), std::string::npos) << list.out;
+  EXPECT_NE(list.out.find((models_ / "tiny").string()), std::string::npos) << list.out;
+  // A second one of the name is refused, the first stays.
+  const test::Outcome again = create("tiny", "FROM " + tiny() + "\n");
+  EXPECT_EQ(again.status, 1);
+  EXPECT_NE(again.err.find("there is such a model already"), std::string::npos) << again.err;
+  // One made of it.
+  ASSERT_EQ(create("second", "FROM tiny\nPARAMETER num_predict 2").status, 0);
+  EXPECT_EQ(generated("-m second --tokens 1,2,3")["tokens"].size(), 2U);
+  for (const auto& entry : test::fs::directory_iterator(models_)) {
+    EXPECT_FALSE(entry.path().filename().string().starts_with(".")) << entry.path();
+  }
+}
+
+TEST_F(CliCreate, ParametersAreDefaults) {
+  ASSERT_EQ(
+      create("warm", "FROM " + tiny() +
+                         "\nPARAMETER temperature 0.9\nPARAMETER seed 5\nPARAMETER top_p 0.8\nPARAMETER num_predict "
+                         "12\nPARAMETER repeat_penalty 1.3\nPARAMETER repeat_last_n 4\nPARAMETER num_thread 1\n")
+          .status,
+      0);
+  const std::string stated =
+      " --tokens 1,2,3 --seed 5 --top-p 0.8 -n 12 --repeat-penalty 1.3 --repeat-last-n 4 --temp ";
+  EXPECT_EQ(generated("-m warm --tokens 1,2,3")["tokens"], generated("-m " + tiny() + stated + "0.9")["tokens"]);
+  EXPECT_EQ(generated("-m warm --tokens 1,2,3 --temp 0")["tokens"], generated("-m " + tiny() + stated + "0")["tokens"]);
+}
+
+TEST_F(CliCreate, SystemMessagesAndTemplateGoBeforeWhatIsSaid) {
+  const std::string from = std::string("FROM ") + MEMOIR_TEST_SMOLLM2 + "\n";
+  ASSERT_EQ(create("pirate", from + "SYSTEM You are a pirate.\nMESSAGE user Hi\nMESSAGE assistant Arr!\n").status, 0);
+  const auto messages = [&](const char* text) {
+    test::write_file(folder_.path() / "chat.json", text);
+    return " --messages " + (folder_.path() / "chat.json").string() + " -n 4";
+  };
+  const std::string plain = std::string("-m ") + MEMOIR_TEST_SMOLLM2;
+  const std::string said = R"({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Arr!"},
+                              {"role": "user", "content": "Who?"})";
+  const json whole =
+      generated(plain + messages((R"([{"role": "system", "content": "You are a pirate."}, )" + said + "]").c_str()));
+  const json asked = generated("-m pirate -p 'Who?' -n 4");
+  EXPECT_EQ(asked["tokens"], whole["tokens"]);
+  EXPECT_EQ(asked["prompt_tokens"], whole["prompt_tokens"]);
+  EXPECT_EQ(generated("-m pirate" + messages(R"([{"role": "user", "content": "Who?"}])"))["prompt_tokens"],
+            whole["prompt_tokens"]);
+  // A conversation with a system message of its own keeps that.
+  const json own = generated("-m pirate" + messages(R"([{"role": "system", "content": "Be brief."},
+                                                        {"role": "user", "content": "Who?"}])"));
+  EXPECT_EQ(
+      own["prompt_tokens"],
+      generated(plain +
+                messages((R"([{"role": "system", "content": "Be brief."}, )" + said + "]").c_str()))["prompt_tokens"]);
+  EXPECT_EQ(generated("-m pirate --raw -p Who -n 1")["prompt_tokens"],
+            generated(plain + " --raw -p Who -n 1")["prompt_tokens"]);
+
+  ASSERT_EQ(create("loud", from + "TEMPLATE {% for m in messages %}<{{ m.content | upper }}>{% endfor %}").status, 0);
+  test::write_file(folder_.path() / "chat.json", R"([{"role": "user", "content": "who"}])");
+  EXPECT_EQ(run("template -m loud " + (folder_.path() / "chat.json").string()).out, "<WHO>");
+  EXPECT_EQ(generated("-m loud -p who -n 1")["prompt_tokens"],
+            generated(plain + " --raw -p '<WHO>' -n 1")["prompt_tokens"]);
+}
+
+TEST_F(CliCreate, ADraftIsUsedUnlessNoneIsWanted) {
+  const path gemma = test::data("gemma4_assistant");
+  ASSERT_EQ(create("gemma", "FROM " + (gemma / "target").string() + "\nDRAFT " + (gemma / "assistant").string() +
+                                "\nPARAMETER draft_num_predict 3\n")
+                .status,
+            0);
+  const std::string prompt = " --tokens 3,1,4,1,5,9,2,6 -n 40";
+  const json plain = generated("-m " + (gemma / "target").string() + prompt);
+  const json drafted = generated("-m gemma" + prompt);
+  EXPECT_EQ(drafted["tokens"], plain["tokens"]);
+  EXPECT_GT(drafted["drafted"], 0);
+  EXPECT_EQ(generated("-m gemma --draft none" + prompt)["drafted"], 0);
+  // A draft model with the same vocabulary, and parameters that say that nothing is drafted.
+  const std::string llama =
+      "FROM " + tiny() + "\nDRAFT " + test::model_with_head(folder_.path() / "q", "qwen3_5").string();
+  ASSERT_EQ(create("pair", llama).status, 0);
+  EXPECT_GT(generated("-m pair" + prompt)["drafted"], 0);
+  ASSERT_EQ(create("parked", llama + "\nPARAMETER draft_num_predict 0").status, 0);
+  EXPECT_EQ(generated("-m parked" + prompt)["drafted"], 0);
+}
+
+TEST_F(CliCreate, QuantizedModelsRun) {
+  const path gemma = test::data("gemma4_assistant");
+  for (const std::string bits : {"4", "8"}) {
+    const std::string name = "gemma" + bits;
+    const test::Outcome outcome =
+        create(name, "FROM " + (gemma / "target").string() + "\nDRAFT " + (gemma / "assistant").string(),
+               "--quantize q" + bits + (bits == "8" ? " --draft-quantize q8" : ""));
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const json config = json::parse(test::read_file(models_ / name / "model" / "config.json"));
+    EXPECT_EQ(config["quantization"]["bits"], std::stoi(bits));
+    EXPECT_EQ(config["quantization"]["model.embed_tokens"]["group_size"], 32);
+    EXPECT_LT(test::fs::file_size(models_ / name / "model" / "model.safetensors"),
+              test::fs::file_size(gemma / "target" / "model.safetensors"));
+    const std::string prompt = " --tokens 3,1,4,1,5,9,2,6 -n 20";
+    EXPECT_EQ(generated("-m " + name + prompt)["tokens"], generated("-m " + name + " --draft none" + prompt)["tokens"]);
+  }
+  // Experts one by one and stacked, a router, recurrent layers.
+  for (const char* model : {"qwen3_next", "gemma4_moe", "qwen3_5"}) {
+    ASSERT_EQ(create(model, "FROM " + test::data(model).string(), "--quantize q8").status, 0) << model;
+    EXPECT_EQ(generated(std::string("-m ") + model + " --tokens 1,2,3 -n 5")["tokens"].size(), 5U);
+  }
+  expect_failure("create again -f " + modelfile("FROM gemma8").string() + " --quantize q4", 1, "quantized already");
+}
+
+TEST_F(CliCreate, WhatCanNotBeIsRefusedAndLeavesNothing) {
+  const std::string from = "FROM " + tiny() + "\n";
+  expect_refused(create("x", from + "WHAT 1"), 1, "Modelfile: line 2: WHAT is no command");
+  expect_refused(create("x", from + from), 1, "line 2: FROM is there already, in line 1");
+  expect_refused(create("x", from + "ADAPTER a"), 1, "line 2: ADAPTER is not supported");
+  expect_refused(create("x", "FROM /nowhere"), 1, "/nowhere");
+  expect_refused(create("x", from + "DRAFT " + tiny()), 1, "DRAFT: is the same model as FROM");
+  expect_refused(create("x", from + "DRAFT " + test::data("gemma4_assistant").string() + "/assistant"), 1,
+                 "made for another model");
+  expect_refused(create("x", from + "DRAFT " + test::data("qwen2").string()), 2, "DRAFT: another vocabulary");
+  expect_refused(create("x", from, "--draft-quantize q8"), 2, "has no DRAFT");
+  expect_refused(create("x", from, "--quantize q5"), 2, "q5");
+  test::fs::create_directory(folder_.path() / "empty");
+  expect_refused(create("x", "FROM ./empty"), 1, "config.json");
+  expect_refused(create("../x", from), 2, "is no name");
+  expect_refused(create(".x", from), 2, "is no name");
+  expect_refused(run("create x -f /nowhere/Modelfile"), 1, "/nowhere/Modelfile");
+  expect_refused(run("create"), 2, "name is required");
+}
+
+TEST_F(CliCreate, NamesBesideTheModelfileAreTakenFirst) {
+  test::fs::copy(tiny(), folder_.path() / "beside");
+  ASSERT_EQ(create("x", "FROM ./beside").status, 0);
+  EXPECT_TRUE(test::fs::exists(models_ / "x" / "model" / "model.safetensors"));
+  EXPECT_EQ(test::read_file(models_ / "x" / "Modelfile"), "FROM ./model\n");
+}
+
+TEST_F(CliCreate, ADamagedPackageIsNamed) {
+  ASSERT_EQ(create("x", "FROM " + tiny()).status, 0);
+  test::write_file(models_ / "x" / "Modelfile", "FROM ../other\n");
+  expect_failure("generate -m x --tokens 1", 1, "is '../other', expected ./model or ./model.gguf");
+  test::write_file(models_ / "x" / "Modelfile", "FROM ./model\nDRAFT ./draft\n");
+  expect_failure("generate -m x --tokens 1", 1, "draft");
+}
+
+}  // namespace
+}  // namespace memoir
