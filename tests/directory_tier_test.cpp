@@ -78,12 +78,12 @@ DirectoryTierOptions options_for(const fs::path& path) {
 }
 
 /// One run of a program over toys.
-class Run {
+class PromptRun {
  public:
-  Run(Layers layers, const DirectoryTierOptions& options, std::size_t max_bytes = kLots)
-      : Run(std::move(layers), options, StoreOptions{.max_bytes = max_bytes}) {}
+  PromptRun(Layers layers, const DirectoryTierOptions& options, std::size_t max_bytes = kLots)
+      : PromptRun(std::move(layers), options, StoreOptions{.max_bytes = max_bytes}) {}
 
-  Run(Layers layers, const DirectoryTierOptions& options, const StoreOptions& store_options)
+  PromptRun(Layers layers, const DirectoryTierOptions& options, const StoreOptions& store_options)
       : layers_(std::move(layers)) {
     auto tier = std::make_unique<DirectoryTier>(options, CacheForm(fed_toy(layers_)));
     tier_ = tier.get();
@@ -151,13 +151,13 @@ TEST_F(DirectoryTierTest, AfterARestartAsMuchIsRestoredAsMemoryHad) {
     fs::remove_all(path());
     std::vector<int> expected;
     {
-      Run run(layers, options());
+      PromptRun run(layers, options());
       EXPECT_EQ(run.serve(prompt, {1, 2, 3}, {300, 700}), 0);
       for (const Tokens& tokens : asked) expected.push_back(run.store().restorable(tokens));
     }
     EXPECT_GE(expected[0], 996);
     for (std::size_t i = 0; i < asked.size(); ++i) {
-      Run run(layers, options());
+      PromptRun run(layers, options());
       EXPECT_EQ(run.serve(asked[i]), expected[i]) << i;
       const nlohmann::json report = run.store().report()["tier"];
       EXPECT_EQ(report["damaged"], 0);
@@ -173,7 +173,7 @@ TEST_F(DirectoryTierTest, ShortPromptsAndAnswersAreKeptToTheirEnds) {
     const Tokens prompt = range(0, 20);
     Tokens chat = prompt;
     for (int turn = 0; turn < 4; ++turn) {
-      Run run(layers, options());
+      PromptRun run(layers, options());
       const int restored = run.serve(chat, range(100 * turn, 100 * turn + 30));
       // The end of the answer before, or its prompt's: the answer's last token may never have been fed.
       EXPECT_EQ(restored, turn == 0 ? 0 : static_cast<int>(chat.size()) - 5);
@@ -186,8 +186,8 @@ TEST_F(DirectoryTierTest, ShortPromptsAndAnswersAreKeptToTheirEnds) {
 TEST_F(DirectoryTierTest, MemoryGoesOnWhereItEndsAndTheDirectoryBehindIt) {
   const Layers layers = kModels.at("Hybrid");
   const Tokens prompt = range(0, 900);
-  { Run(layers, options()).serve(prompt, {}, {500}); }
-  Run run(layers, options());
+  { PromptRun(layers, options()).serve(prompt, {}, {500}); }
+  PromptRun run(layers, options());
   EXPECT_EQ(run.serve(joined(test::prefix(prompt, 510), {1})), 500);
   const auto n_loaded = run.store().report()["tier"]["loaded"].get<int>();
   EXPECT_EQ(run.serve(joined(test::prefix(prompt, 510), {2})), 500);
@@ -197,15 +197,15 @@ TEST_F(DirectoryTierTest, MemoryGoesOnWhereItEndsAndTheDirectoryBehindIt) {
 
 TEST_F(DirectoryTierTest, OtherModelsFormatsAndTokensFindNothing) {
   const Tokens prompt = range(0, 300);
-  { Run({ToyLayer::kFlat}, options()).serve(prompt); }
-  EXPECT_EQ(Run({ToyLayer::kHalf}, options()).serve(prompt), 0);
-  EXPECT_EQ(Run({ToyLayer::kQuantized}, options()).serve(prompt), 0);
-  EXPECT_EQ(Run({ToyLayer::kFlat, ToyLayer::kFlat}, options()).serve(prompt), 0);
+  { PromptRun({ToyLayer::kFlat}, options()).serve(prompt); }
+  EXPECT_EQ(PromptRun({ToyLayer::kHalf}, options()).serve(prompt), 0);
+  EXPECT_EQ(PromptRun({ToyLayer::kQuantized}, options()).serve(prompt), 0);
+  EXPECT_EQ(PromptRun({ToyLayer::kFlat, ToyLayer::kFlat}, options()).serve(prompt), 0);
   DirectoryTierOptions other = options();
   other.model = "another";
-  EXPECT_EQ(Run({ToyLayer::kFlat}, other).serve(prompt), 0);
-  EXPECT_EQ(Run({ToyLayer::kFlat}, options()).serve(joined({9}, prompt)), 0);
-  EXPECT_EQ(Run({ToyLayer::kFlat}, options()).serve(prompt), 299);
+  EXPECT_EQ(PromptRun({ToyLayer::kFlat}, other).serve(prompt), 0);
+  EXPECT_EQ(PromptRun({ToyLayer::kFlat}, options()).serve(joined({9}, prompt)), 0);
+  EXPECT_EQ(PromptRun({ToyLayer::kFlat}, options()).serve(prompt), 299);
 }
 
 TEST_F(DirectoryTierTest, ADamagedFileIsAShorterHitAndIsWrittenAnew) {
@@ -215,7 +215,7 @@ TEST_F(DirectoryTierTest, ADamagedFileIsAShorterHitAndIsWrittenAnew) {
     fs::remove_all(path());
     int whole = 0;
     {
-      Run run(layers, options());
+      PromptRun run(layers, options());
       run.serve(prompt, {}, {300});
       whole = run.store().restorable(prompt);
     }
@@ -226,10 +226,10 @@ TEST_F(DirectoryTierTest, ADamagedFileIsAShorterHitAndIsWrittenAnew) {
       bytes[std::uniform_int_distribution<std::size_t>(0, bytes.size() - 1)(random)] ^= std::byte{0x10};
       test::write_file(file, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
       {
-        Run run(layers, options());
+        PromptRun run(layers, options());
         EXPECT_LE(run.serve(prompt, {}, {300}), whole);
       }
-      EXPECT_EQ(Run(layers, options()).serve(prompt), whole) << file;
+      EXPECT_EQ(PromptRun(layers, options()).serve(prompt), whole) << file;
       if (fs::exists(file)) EXPECT_EQ(test::file_bytes(file), valid);  // computing makes the same bits
     }
   }
@@ -238,29 +238,29 @@ TEST_F(DirectoryTierTest, ADamagedFileIsAShorterHitAndIsWrittenAnew) {
 TEST_F(DirectoryTierTest, FilesThatVanishAreAShorterHit) {
   const Layers layers = kModels.at("Hybrid");
   const Tokens prompt = range(0, 700);
-  { Run(layers, options()).serve(prompt, {}, {300}); }
+  { PromptRun(layers, options()).serve(prompt, {}, {300}); }
   for (const fs::path& file : files()) {
-    Run run(layers, options());  // has seen it
+    PromptRun run(layers, options());  // has seen it
     fs::rename(file, folder_.path() / "away");
     run.serve(prompt);
     run.tier().flush();
     fs::rename(folder_.path() / "away", file);
   }
-  EXPECT_EQ(Run(layers, options()).serve(prompt), 696);
+  EXPECT_EQ(PromptRun(layers, options()).serve(prompt), 696);
 }
 
 TEST_F(DirectoryTierTest, WhatMemoryHasNoRoomForIsComputed) {
   const Layers layers = {ToyLayer::kFlat};
   const Tokens prompt = range(0, 1000);
-  { Run(layers, options()).serve(prompt); }
+  { PromptRun(layers, options()).serve(prompt); }
   const std::size_t n_bytes = 600 * state_size(fed_toy(layers)).row_bytes;
-  EXPECT_EQ(Run(layers, options(), n_bytes).serve(prompt), 512);
+  EXPECT_EQ(PromptRun(layers, options(), n_bytes).serve(prompt), 512);
 }
 
 TEST_F(DirectoryTierTest, TwoRunsShareADirectory) {
   const Layers layers = kModels.at("FlatAndRing");
-  Run first(layers, options());
-  Run second(layers, options());
+  PromptRun first(layers, options());
+  PromptRun second(layers, options());
   first.serve(range(0, 600));
   first.tier().flush();
   EXPECT_EQ(second.serve(range(900, 1000)), 0);
@@ -272,7 +272,7 @@ TEST_F(DirectoryTierTest, TwoRunsShareADirectory) {
 TEST_F(DirectoryTierTest, NotesThatCannotBeAreMisses) {
   const Layers layers = {ToyLayer::kRing, ToyLayer::kRecurrent};
   const Tokens prompt = range(0, 100);
-  { Run(layers, options()).serve(prompt); }
+  { PromptRun(layers, options()).serve(prompt); }
   ASSERT_EQ(files().size(), 1U);
   const fs::path path = files().front();
   const BlockFile valid(open_file(path));
@@ -288,7 +288,7 @@ TEST_F(DirectoryTierTest, NotesThatCannotBeAreMisses) {
     const std::vector<std::byte> end = block_end(checksum.value());
     bytes.insert(bytes.end(), end.begin(), end.end());
     test::write_file(path, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-    Run run(layers, options());
+    PromptRun run(layers, options());
     Lease lease;
     return run.store().begin(lease, {prompt, 100}).offset();
   };
@@ -338,7 +338,7 @@ TEST_P(DirectoryTierRandom, RestoresWhatComputingMakesAcrossRestarts) {
   int n_restored = 0;
   for (int n_runs = 0; n_runs < 8; ++n_runs) {
     options.max_bytes = number(0, 1) == 0 ? kLots : enough;
-    Run run(layers, options, number(0, 1) == 0 ? kLots : enough);
+    PromptRun run(layers, options, number(0, 1) == 0 ? kLots : enough);
     for (int i = 0; i < 4; ++i) {
       const Tokens& before = texts[static_cast<std::size_t>(number(0, static_cast<int>(texts.size()) - 1))];
       const int n_kept = number(1, static_cast<int>(before.size()));
