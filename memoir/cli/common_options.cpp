@@ -25,8 +25,6 @@ namespace {
 // Beyond, threads cost memory and bring nothing: no product of a model here is cut into that many parts.
 constexpr int kMaxThreads = 256;
 
-}
-
 }  // namespace
 
 void RunOptions::add_to(CLI::App& command) {
