@@ -100,7 +100,9 @@ TEST_F(CliPrefixCache, TreeShowsTokensBytesKindsAndAges) {
       n_checkpoints += node["checkpoint_bytes"] > 0 ? 1U : 0U;
       EXPECT_EQ(node["tokens"].size(), node["to"].get<std::size_t>() - node["from"].get<std::size_t>());
       EXPECT_LT(node["age_s"], 600);
-      if (node["from"] == 0) EXPECT_EQ(node["tokens"][1], 1);
+      if (node["from"] == 0) {
+        EXPECT_EQ(node["tokens"][1], 1);
+      }
     }
     EXPECT_EQ(n_checkpoints > 0, !is_llama);
   }
@@ -120,10 +122,11 @@ TEST_F(CliPrefixCache, TreeShowsTokensBytesKindsAndAges) {
 }
 
 TEST_F(CliPrefixCache, TextOfATreeIsTheTokenizers) {
+  const std::string smollm2 = MEMOIR_TEST_SMOLLM2;
   const Outcome first =
-      run("generate -m " + tiny() + " --raw -p 'abc abc abc abc' -n 2 --prefix-cache-dir " + directory());
-  if (first.status != 0) GTEST_SKIP() << "the tiny model has no tokenizer";
-  const Outcome tree = run("cache tree -m " + tiny() + " --prefix-cache-dir " + directory());
+      run("generate -m " + smollm2 + " --raw -p 'abc abc abc abc' -n 2 --prefix-cache-dir " + directory());
+  ASSERT_EQ(first.status, 0) << first.err;
+  const Outcome tree = run("cache tree -m " + smollm2 + " --prefix-cache-dir " + directory());
   EXPECT_NE(tree.out.find("abc abc abc abc"), std::string::npos) << tree.out;
 }
 
@@ -151,7 +154,9 @@ TEST_F(CliPrefixCache, RefusesWhatCannotWork) {
   expect_failure(generate + "--prefix-cache-dir " + in_folder("file"), 2, "is no directory");
   expect_failure(generate + "--prefix-cache-dir d --prefix-cache-bytes 0", 2, "--prefix-cache-bytes 0");
   expect_failure(generate + "--prefix-cache-disk-bytes 5", 2, "--prefix-cache-dir");
-  expect_failure(generate + "--kv q8 --quantized-kv-start 5 --prefix-cache-dir d", 2, "--quantized-kv-start");
+  expect_failure(std::string("generate -m ") + MEMOIR_TEST_SMOLLM2 +
+                     " --tokens 1,2,3 --kv q8 --quantized-kv-start 5 --prefix-cache-dir d",
+                 2, "--quantized-kv-start");
   expect_failure("cache tree --prefix-cache-dir " + in_folder("nowhere"), 1, "nowhere");
 }
 

@@ -1,6 +1,7 @@
 #include "memoir/cli/prefix_cache.h"
 
 #include <filesystem>
+#include <utility>
 
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/number_checks.h"
@@ -52,8 +53,9 @@ std::unique_ptr<prefix::Store> PrefixCacheArguments::store(const std::string& mo
   if (caches.quantize_from > 0 && has_directory()) {
     throw UsageError("--prefix-cache-dir: --quantized-kv-start changes the format of what would be kept");
   }
+  std::optional<prefix::DirectoryTierOptions> tier = directory(model_name);
   if (bytes_ == 0 || caches.quantize_from > 0) return nullptr;
-  return engine::make_prefix_store(model, {.max_bytes = bytes_}, caches, directory(model_name));
+  return engine::make_prefix_store(model, {.max_bytes = bytes_}, caches, std::move(tier));
 }
 
 }  // namespace memoir::cli
