@@ -84,6 +84,15 @@ TEST_F(CliBatch, TextsAndChatsAreAnsweredAsAlone) {
   EXPECT_EQ(results[2]["text"], alone(model + " -n 8 --stop . -p 'Name a colour.'")["text"]);
 }
 
+TEST_F(CliBatch, CachesAreKeptAsTheOptionsSay) {
+  const std::string model = std::string("-m ") + MEMOIR_TEST_SMOLLM2;
+  for (const char* kv : {" --kv q4", " --kv f16 --max-kv-size 12"}) {
+    const Outcome outcome = run("generate " + model + kv + " -n 24 --batch -", R"({"prompt": "Name a colour."})");
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(results_of(outcome)[0]["tokens"], alone(model + kv + " -n 24 -p 'Name a colour.'")["tokens"]) << kv;
+  }
+}
+
 TEST_F(CliBatch, LinesThatAreWrongAreToldAndTheOthersAnswered) {
   const std::vector<std::pair<std::string, std::string>> wrong = {
       {"{", "line"},

@@ -172,7 +172,8 @@ int run_batch(const GenerateArguments& arguments) {
   service_options.prefill_tokens_per_step = options.prefill_chunk;
   service_options.prefix_cache_bytes = arguments.prefix_cache.bytes();
   service_options.prefix_cache_directory = arguments.prefix_cache.directory(arguments.run.model);
-  const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), service_options);
+  const cache::CacheOptions caches = arguments.kv.cache_options(loaded.model->config());
+  const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), service_options, caches);
   ProgressLine progress("requests");
   engine::generate_batch(
       *service, 2 * arguments.n_side_by_side, [&] { return run.next(); },
@@ -314,8 +315,7 @@ void add_generate_command(CLI::App& app, Action& action) {
       ->transform(whole_number(1, 256))
       ->capture_default_str()
       ->needs(batch);
-  for (const char* name : {"--json", "--prompt-cache", "--draft", "--kv", "--max-kv-size", "--quantized-kv-start",
-                           "--n", "--context-shift"}) {
+  for (const char* name : {"--json", "--prompt-cache", "--draft", "--quantized-kv-start", "--n", "--context-shift"}) {
     batch->excludes(command->get_option(name));
   }
   command->callback([arguments, &action] { action = [arguments] { return run_generate(*arguments); }; });
