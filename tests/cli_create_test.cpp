@@ -201,5 +201,20 @@ TEST_F(CliCreate, ADamagedPackageIsNamed) {
   expect_failure("generate -m x --tokens 1", 1, "draft");
 }
 
+TEST_F(CliCreate, OfRunsOfOneNameAtOnceOneGetsItAndTheOthersAreRefused) {
+  test::write_file(in_folder("Modelfile"), "FROM " + tiny() + "\n");
+  const std::string one = std::string(MEMOIR_PROGRAM) + " create same -f " + in_folder("Modelfile");
+  const test::Outcome outcome = shell("for i in 1 2 3 4; do (" + one + " >/dev/null && echo made) & done; wait");
+  EXPECT_EQ(outcome.out, "made\n") << outcome.err;
+  std::size_t n_refused = 0;
+  for (std::size_t at = outcome.err.find("such a model already"); at != std::string::npos;
+       at = outcome.err.find("such a model already", at + 1)) {
+    ++n_refused;
+  }
+  EXPECT_EQ(n_refused, 3U) << outcome.err;
+  EXPECT_EQ(run("generate -m same --tokens 1,2 -n 2").status, 0);
+  for (const auto& entry : test::fs::directory_iterator(models_)) EXPECT_EQ(entry.path().filename(), "same");
+}
+
 }  // namespace
 }  // namespace memoir

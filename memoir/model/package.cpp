@@ -1,6 +1,7 @@
 #include "memoir/model/package.h"
 
 #include <algorithm>
+#include <random>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -15,6 +16,7 @@ namespace memoir::model {
 namespace {
 
 constexpr const char* kModelfile = "Modelfile";
+constexpr const char* kIsTaken = "there is such a model already: remove it first";
 constexpr std::uint64_t kMaxModelfileBytes = 16 << 20;
 
 // "model" or "draft", or the same with ".gguf": what stands in the folder.
@@ -24,12 +26,15 @@ fs::path own_file(const fs::path& folder, const std::string& value, const std::s
                     "is '" + value + "', expected ./" + role + " or ./" + role + ".gguf");
 }
 
-// A folder that goes with the object unless it got another name.
+// A folder of its own, also beside other runs of the name, that goes with the object unless it got another name.
 class FolderAside {
  public:
-  explicit FolderAside(fs::path path) : path_(std::move(path)) {
-    fs::remove_all(path_);
-    fs::create_directories(path_);
+  explicit FolderAside(const fs::path& prefix) {
+    std::random_device random;
+    do {
+      path_ = prefix;
+      path_ += "-" + std::to_string(random());
+    } while (!fs::create_directory(path_));
   }
   ~FolderAside() {
     std::error_code ignored;
@@ -39,7 +44,10 @@ class FolderAside {
   FolderAside& operator=(const FolderAside&) = delete;
 
   void rename_to(const fs::path& path) {
-    fs::rename(path_, path);
+    std::error_code error;
+    fs::rename(path_, path, error);
+    if (error && entry_exists(path)) throw FileError(path.string(), "", kIsTaken);
+    if (error) throw FileError(path.string(), "", error.message());
     is_renamed_ = true;
   }
   const fs::path& path() const { return path_; }
@@ -80,7 +88,7 @@ void check_request(const PackageRequest& request) {
 
 Package make(const PackageRequest& request) {
   const fs::path path = request.folder / request.name;
-  if (entry_exists(path)) throw FileError(path.string(), "", "there is such a model already: remove it first");
+  if (entry_exists(path)) throw FileError(path.string(), "", kIsTaken);
   fs::create_directories(request.folder);
   FolderAside aside(request.folder / ("." + request.name + ".part"));
   Modelfile modelfile = request.modelfile;
