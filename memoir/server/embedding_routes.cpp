@@ -33,9 +33,7 @@ std::optional<Embeddings> embed_for(Exchange& exchange, const Backend& backend, 
     exchange.note("texts", texts.size());
     exchange.note("prompt_tokens", made->n_prompt_tokens);
   } else {
-    exchange.note("client", "gone");
-    exchange.set_header("Connection", "close");
-    exchange.reply(499, "");
+    reply_gone(exchange);
   }
   return made;
 }

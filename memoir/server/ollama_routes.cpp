@@ -57,19 +57,11 @@ void add_update(const Answer& answer, Update& update, OllamaPart& part) {
 
 void answer_whole(Exchange& exchange, Answer& answer) {
   OllamaPart part;
-  while (!answer.generation.is_done()) {
-    auto news = answer.generation.next(exchange, kPatience);
-    if (const auto* idle = std::get_if<Generation::Idle>(&news)) {
-      if (*idle == Generation::Idle::kTimedOut) continue;
-      exchange.note("client", "gone");
-      exchange.set_header("Connection", "close");
-      return exchange.reply(499, "");
-    }
-    auto& update = std::get<Update>(news);
-    if (const auto failure = failure_of(update)) throw *failure;
+  const auto take = [&](Update& update) {
     add_update(answer, update, part);
     if (update.finish) answer.reason = finish_reason_name(*update.finish);
-  }
+  };
+  if (!follow(exchange, answer.generation, take)) return;
   note_usage(exchange, answer.generation.usage());
   exchange.reply(200, dump(answer.last_part(part)));
 }

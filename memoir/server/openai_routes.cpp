@@ -55,18 +55,10 @@ void add_pieces(const Answer& answer, TextResult& result, Update& update) {
 }
 
 void answer_whole(Exchange& exchange, Answer& answer) {
-  while (!answer.generation.is_done()) {
-    auto news = answer.generation.next(exchange, kPatience);
-    if (const auto* idle = std::get_if<Generation::Idle>(&news)) {
-      if (*idle == Generation::Idle::kTimedOut) continue;
-      exchange.note("client", "gone");
-      exchange.set_header("Connection", "close");
-      return exchange.reply(499, "");
-    }
-    auto& update = std::get<Update>(news);
-    if (const auto failure = failure_of(update)) throw *failure;
+  const auto take = [&answer](Update& update) {
     add_pieces(answer, answer.results[static_cast<std::size_t>(update.index)], update);
-  }
+  };
+  if (!follow(exchange, answer.generation, take)) return;
   const Generation::Usage usage = answer.generation.usage();
   note_usage(exchange, usage);
   const auto make = answer.is_chat ? chat_completion : text_completion;
@@ -203,6 +195,27 @@ void give_answer(Exchange& exchange, std::shared_ptr<Answer> answer, const Route
 }
 
 }  // namespace
+
+bool follow(Exchange& exchange, Generation& generation, const std::function<void(Update&)>& take) {
+  while (!generation.is_done()) {
+    auto news = generation.next(exchange, kPatience);
+    if (const auto* idle = std::get_if<Generation::Idle>(&news)) {
+      if (*idle == Generation::Idle::kTimedOut) continue;
+      reply_gone(exchange);
+      return false;
+    }
+    auto& update = std::get<Update>(news);
+    if (const auto failure = failure_of(update)) throw *failure;
+    take(update);
+  }
+  return true;
+}
+
+void reply_gone(Exchange& exchange) {
+  exchange.note("client", "gone");
+  exchange.set_header("Connection", "close");
+  exchange.reply(499, "");
+}
 
 void note_usage(Exchange& exchange, const Generation::Usage& usage) {
   exchange.note("prompt_tokens", usage.prompt_tokens);

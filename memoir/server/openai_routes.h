@@ -3,6 +3,7 @@
 // OpenAI's interface: what is done for each path, whole or as a stream of server-sent events.
 
 #include <chrono>
+#include <functional>
 #include <memory>
 
 #include "memoir/server/generation.h"
@@ -21,6 +22,13 @@ struct RouteOptions {
 using BackendLease = std::shared_ptr<const Backend>;
 void answer_chat_completions(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options);
 void answer_completions(Exchange& exchange, const Json& body, BackendLease backend, const RouteOptions& options);
+
+/// Takes each update of the texts until all have ended, and returns true; false if the client has gone, which is
+/// answered (499). Throws what failure_of() tells.
+bool follow(Exchange& exchange, Generation& generation, const std::function<void(Update&)>& take);
+
+/// The answer to a client that has gone: for the log.
+void reply_gone(Exchange& exchange);
 
 /// Adds prompt, cached and completion tokens to the log line.
 void note_usage(Exchange& exchange, const Generation::Usage& usage);
