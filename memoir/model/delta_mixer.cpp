@@ -150,11 +150,7 @@ mx::array DeltaMixer::states_passed(const mx::array& joined, const mx::array& de
   input.normalizes = true;
   input.scale = 1 / std::sqrt(static_cast<float>(sizes_.key_dim));
   const kernels::Recurrence passed = kernels::gated_delta(input, options);
-  std::vector<cache::RecurrentState> captured;
-  for (std::size_t i = 0; i < passed.captured.size(); ++i) {
-    captured.push_back({convolved.captured[i], passed.captured[i]});
-  }
-  cache.put({convolved.state, passed.state}, n_tokens, captured);
+  put_states(cache, n_tokens, convolved, &passed);
   return passed.y;
 }
 

@@ -67,9 +67,7 @@ class GatedConvolution {
     const cache::RecurrentState before = cache.get(x.shape(0), x.dtype());
     const kernels::Recurrence after =
         kernels::short_convolution(x, convolution_, before.tail, {cache.capture_steps(n_tokens)});
-    std::vector<cache::RecurrentState> captured;
-    for (const mx::array& tail : after.captured) captured.push_back({tail});
-    cache.put({after.state}, n_tokens, captured);
+    put_states(cache, n_tokens, after);
     return after.y;
   }
 

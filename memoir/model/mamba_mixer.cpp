@@ -168,11 +168,7 @@ mx::array MambaMixer::scan(const mx::array& inputs, const mx::array& dt, cache::
                                      true,
                                      limits_};
   const kernels::Recurrence scanned = kernels::selective_scan(input, options);
-  std::vector<cache::RecurrentState> captured;
-  for (std::size_t i = 0; i < scanned.captured.size(); ++i) {
-    captured.push_back({convolved.captured[i], scanned.captured[i]});
-  }
-  cache.put({convolved.state, scanned.state}, n_tokens, captured);
+  put_states(cache, n_tokens, convolved, &scanned);
   return mx::flatten(scanned.y, 2, 3);
 }
 

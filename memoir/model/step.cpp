@@ -50,6 +50,15 @@ cache::RecurrentCache& recurrent_cache(const cache::ModelCache& cache, const Cac
   return place.child ? child_of<cache::RecurrentCache>(cache, place) : cache.recurrent(place.layer);
 }
 
+void put_states(cache::RecurrentCache& cache, int n_tokens, const kernels::Recurrence& convolution,
+                const kernels::Recurrence* behind) {
+  std::vector<cache::RecurrentState> captured;
+  for (std::size_t i = 0; i < convolution.captured.size(); ++i) {
+    captured.push_back({convolution.captured[i], behind ? std::optional(behind->captured[i]) : std::nullopt});
+  }
+  cache.put({convolution.state, behind ? std::optional(behind->state) : std::nullopt}, n_tokens, captured);
+}
+
 kernels::Turns make_turns(const kernels::Rope& rope, const std::vector<StepSequence>& sequences) {
   std::vector<kernels::PositionRun> runs;
   for (const StepSequence& sequence : sequences) runs.push_back({sequence.offset, sequence.n_tokens});

@@ -20,6 +20,7 @@
 #include "memoir/cache/cache.h"
 #include "memoir/cache/cell_caches.h"
 #include "memoir/kernels/attention.h"
+#include "memoir/kernels/recurrence.h"
 #include "memoir/kernels/rope.h"
 
 namespace memoir::model {
@@ -46,6 +47,11 @@ struct Step {
   /// Of every row, [T].
   std::vector<int> positions() const;
 };
+
+/// Puts into a layer's cache what its operations left after n_tokens: the convolution's tail, and the state of what
+/// stands behind it (null: nothing does), with those captured on the way. Throws as RecurrentCache::put.
+void put_states(cache::RecurrentCache& cache, int n_tokens, const kernels::Recurrence& convolution,
+                const kernels::Recurrence* behind = nullptr);
 
 /// The turns of the step's rows.
 kernels::Turns make_turns(const kernels::Rope& rope, const std::vector<StepSequence>& sequences);
