@@ -53,7 +53,7 @@ void RunOptions::use_device() const {
   mx::set_default_device(chosen);
 }
 
-void RunOptions::prepare() const {
+void RunOptions::prepare(int n_stated) const {
   use_device();
   const char* instruction_set = std::getenv("MEMOIR_CPU");
   try {
@@ -61,14 +61,12 @@ void RunOptions::prepare() const {
   } catch (const std::invalid_argument& error) {
     throw UsageError(std::string("MEMOIR_CPU: ") + error.what());
   }
-  const std::optional<model::Package> package = model.empty() ? std::nullopt : find_package(model);
-  const int n_stated = package ? package->modelfile.parameters.num_thread.value_or(0) : 0;
   kernels::set_cpu_threads(threads > 0 ? threads : n_stated > 0 ? n_stated : kernels::cpu_threads());
 }
 
 model::LoadedModel RunOptions::load() const {
-  prepare();
   const std::optional<model::Package> package = find_package(model);
+  prepare(package ? package->modelfile.parameters.num_thread.value_or(0) : 0);
   const FreedBlocksReturn while_loading;
   model::LoadedModel loaded = model::load_model(package ? package->model : resolve_model(model));
   if (loaded.tokenizer && package && package->modelfile.chat_template) {

@@ -29,8 +29,9 @@ struct RunOptions {
   /// prepare(), and loads the model, of a package with its template. Notes about the file go to stderr.
   model::LoadedModel load() const;
 
-  /// Sets threads and device up, for the process. Throws UsageError if the device is not there.
-  void prepare() const;
+  /// Sets threads and device up, for the process. n_stated: threads that a package asks for where --threads says
+  /// nothing; 0: none. Throws UsageError if the device is not there.
+  void prepare(int n_stated = 0) const;
   /// Computes on the device, for the calling thread.
   void use_device() const;
 };
