@@ -37,30 +37,15 @@ namespace {
 
 using test::expect_toy_holds;
 using test::feed_toy;
+using test::joined;
+using test::kToyModels;
+using test::Layers;
 using test::make_toy;
 using test::range;
 using test::Tokens;
 using test::ToyLayer;
 
-using Layers = std::vector<ToyLayer>;
-
 constexpr std::size_t kLots = std::size_t{1} << 30;
-
-Tokens joined(Tokens a, const Tokens& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-const std::map<std::string, Layers> kModels = {
-    {"Flat", {ToyLayer::kFlat, ToyLayer::kFlat}},
-    {"Quantized", {ToyLayer::kQuantized, ToyLayer::kHalf}},
-    {"Ring", {ToyLayer::kRing}},
-    {"FlatAndRing", {ToyLayer::kRing, ToyLayer::kFlat}},
-    {"FlatAndChunk", {ToyLayer::kChunk, ToyLayer::kFlat}},
-    {"Recurrent", {ToyLayer::kRecurrent}},
-    {"Hybrid", {ToyLayer::kRecurrent, ToyLayer::kFlat, ToyLayer::kRecurrent}},
-    {"Lists", {ToyLayer::kList, ToyLayer::kList}},
-};
 
 cache::ModelCache fed_toy(const Layers& layers) {
   cache::ModelCache toy = make_toy(layers);
@@ -146,7 +131,7 @@ TEST_F(DirectoryTierTest, AfterARestartAsMuchIsRestoredAsMemoryHad) {
   const Tokens prompt = range(0, 1000);
   const std::vector<Tokens> asked = {prompt, joined(prompt, {5, 6}), joined(test::prefix(prompt, 750), {7}),
                                      joined(test::prefix(prompt, 310), {7, 8}), range(5000, 5010)};
-  for (const auto& [name, layers] : kModels) {
+  for (const auto& [name, layers] : kToyModels) {
     SCOPED_TRACE(name);
     fs::remove_all(path());
     std::vector<int> expected;
@@ -167,7 +152,7 @@ TEST_F(DirectoryTierTest, AfterARestartAsMuchIsRestoredAsMemoryHad) {
 }
 
 TEST_F(DirectoryTierTest, ShortPromptsAndAnswersAreKeptToTheirEnds) {
-  for (const auto& [name, layers] : kModels) {
+  for (const auto& [name, layers] : kToyModels) {
     SCOPED_TRACE(name);
     fs::remove_all(path());
     const Tokens prompt = range(0, 20);
@@ -184,7 +169,7 @@ TEST_F(DirectoryTierTest, ShortPromptsAndAnswersAreKeptToTheirEnds) {
 }
 
 TEST_F(DirectoryTierTest, MemoryGoesOnWhereItEndsAndTheDirectoryBehindIt) {
-  const Layers layers = kModels.at("Hybrid");
+  const Layers layers = kToyModels.at("Hybrid");
   const Tokens prompt = range(0, 900);
   { PromptRun(layers, options()).serve(prompt, {}, {500}); }
   PromptRun run(layers, options());
@@ -210,7 +195,7 @@ TEST_F(DirectoryTierTest, OtherModelsFormatsAndTokensFindNothing) {
 
 TEST_F(DirectoryTierTest, ADamagedFileIsAShorterHitAndIsWrittenAnew) {
   const Tokens prompt = range(0, 700);
-  for (const auto& [name, layers] : kModels) {
+  for (const auto& [name, layers] : kToyModels) {
     SCOPED_TRACE(name);
     fs::remove_all(path());
     int whole = 0;
@@ -235,7 +220,7 @@ TEST_F(DirectoryTierTest, ADamagedFileIsAShorterHitAndIsWrittenAnew) {
 }
 
 TEST_F(DirectoryTierTest, FilesThatVanishAreAShorterHit) {
-  const Layers layers = kModels.at("Hybrid");
+  const Layers layers = kToyModels.at("Hybrid");
   const Tokens prompt = range(0, 700);
   { PromptRun(layers, options()).serve(prompt, {}, {300}); }
   for (const fs::path& file : files()) {
@@ -257,7 +242,7 @@ TEST_F(DirectoryTierTest, WhatMemoryHasNoRoomForIsComputed) {
 }
 
 TEST_F(DirectoryTierTest, TwoRunsShareADirectory) {
-  const Layers layers = kModels.at("FlatAndRing");
+  const Layers layers = kToyModels.at("FlatAndRing");
   PromptRun first(layers, options());
   PromptRun second(layers, options());
   first.serve(range(0, 600));
@@ -358,7 +343,7 @@ TEST_P(DirectoryTierRandom, RestoresWhatComputingMakesAcrossRestarts) {
   EXPECT_GT(n_restored, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, DirectoryTierRandom, testing::ValuesIn(kModels.begin(), kModels.end()),
+INSTANTIATE_TEST_SUITE_P(Kinds, DirectoryTierRandom, testing::ValuesIn(kToyModels.begin(), kToyModels.end()),
                          [](const auto& kind) { return kind.param.first; });
 
 // ---- Models

@@ -22,17 +22,13 @@ namespace {
 
 using test::expect_toy_holds;
 using test::feed_toy;
+using test::joined;
+using test::kToyModels;
+using test::Layers;
 using test::make_toy;
 using test::range;
 using test::Tokens;
 using test::ToyLayer;
-
-using Layers = std::vector<ToyLayer>;
-
-Tokens joined(Tokens a, const Tokens& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 
 StateSize size_of(const Layers& layers) {
   cache::ModelCache toy = make_toy(layers);
@@ -106,17 +102,6 @@ class Toys {
   Store store;
 };
 
-const std::map<std::string, Layers> kModels = {
-    {"Flat", {ToyLayer::kFlat, ToyLayer::kFlat}},
-    {"Quantized", {ToyLayer::kQuantized, ToyLayer::kHalf}},
-    {"Ring", {ToyLayer::kRing}},
-    {"FlatAndRing", {ToyLayer::kRing, ToyLayer::kFlat}},
-    {"FlatAndChunk", {ToyLayer::kChunk, ToyLayer::kFlat}},
-    {"Recurrent", {ToyLayer::kRecurrent}},
-    {"Hybrid", {ToyLayer::kRecurrent, ToyLayer::kFlat, ToyLayer::kRecurrent}},
-    {"Lists", {ToyLayer::kList, ToyLayer::kList}},
-};
-
 TEST(PrefixStore, RowsAreRestoredWhereverPromptsPart) {
   Toys toys({ToyLayer::kFlat});
   EXPECT_EQ(toys.serve(range(0, 600), {1, 2, 3}), 0);
@@ -129,7 +114,7 @@ TEST(PrefixStore, RowsAreRestoredWhereverPromptsPart) {
 }
 
 TEST(PrefixStore, SeveralSequencesBeginWithOnePrefixAtOnce) {
-  for (const auto& [name, layers] : kModels) {
+  for (const auto& [name, layers] : kToyModels) {
     SCOPED_TRACE(name);
     Toys toys(layers);
     const Tokens system = range(0, 40);
@@ -209,7 +194,7 @@ TEST(PrefixStore, LongAnswersAndTheirEndsGetCheckpoints) {
 }
 
 TEST(PrefixStore, BytesAreThoseThatAreHeld) {
-  for (const auto& [name, layers] : kModels) {
+  for (const auto& [name, layers] : kToyModels) {
     SCOPED_TRACE(name);
     Toys toys(layers);
     mx::synchronize();
@@ -241,7 +226,7 @@ TEST(PrefixStore, RowsAreCopiedIntoTheStoreOnce) {
 }
 
 TEST(PrefixStore, ABudgetIsKeptAndPinsAreNotDropped) {
-  for (const auto& [name, layers] : kModels) {
+  for (const auto& [name, layers] : kToyModels) {
     SCOPED_TRACE(name);
     const StateSize size = size_of(layers);
     Toys toys(layers, {.max_bytes = 300 * size.row_bytes + 6 * size.checkpoint_bytes + 20'000});
@@ -306,7 +291,7 @@ TEST(PrefixStore, AFailedRestoreIsAShorterHit) {
 }
 
 TEST(PrefixStore, ACacheThatWentBackStoresItsNewTokens) {
-  for (const auto& [name, layers] : kModels) {
+  for (const auto& [name, layers] : kToyModels) {
     SCOPED_TRACE(name);
     Toys toys(layers);
     const Tokens prompt = range(0, 30);
@@ -328,7 +313,7 @@ TEST(PrefixStore, ACacheThatWentBackStoresItsNewTokens) {
 }
 
 TEST(PrefixStore, AFailedPassKeepsNothing) {
-  for (const auto& [name, layers] : kModels) {
+  for (const auto& [name, layers] : kToyModels) {
     SCOPED_TRACE(name);
     Toys toys(layers);
     const Tokens prompt = range(0, 30);
@@ -447,7 +432,7 @@ TEST_P(PrefixStoreRandom, RestoresWhatComputingMakes) {
   EXPECT_EQ(toys.store.size_bytes(), 0U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, PrefixStoreRandom, testing::ValuesIn(kModels),
+INSTANTIATE_TEST_SUITE_P(Models, PrefixStoreRandom, testing::ValuesIn(kToyModels),
                          [](const auto& one) { return one.param.first; });
 
 }  // namespace

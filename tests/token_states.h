@@ -42,6 +42,11 @@ inline Tokens prefix(const Tokens& tokens, int n) {
   return {tokens.begin(), tokens.begin() + n};
 }
 
+inline Tokens joined(Tokens a, const Tokens& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
 inline Tokens range(int begin, int end) {
   Tokens result;
   for (int i = begin; i < end; ++i) result.push_back(i);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
 
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,6 +48,19 @@ inline std::unique_ptr<cache::LayerCache> make_layer(ToyLayer layer) {
   children.push_back(make_layer(ToyLayer::kRing));
   return std::make_unique<cache::CacheList>(std::move(children));
 }
+
+using Layers = std::vector<ToyLayer>;
+
+inline const std::map<std::string, Layers> kToyModels = {
+    {"Flat", {ToyLayer::kFlat, ToyLayer::kFlat}},
+    {"Quantized", {ToyLayer::kQuantized, ToyLayer::kHalf}},
+    {"Ring", {ToyLayer::kRing}},
+    {"FlatAndRing", {ToyLayer::kRing, ToyLayer::kFlat}},
+    {"FlatAndChunk", {ToyLayer::kChunk, ToyLayer::kFlat}},
+    {"Recurrent", {ToyLayer::kRecurrent}},
+    {"Hybrid", {ToyLayer::kRecurrent, ToyLayer::kFlat, ToyLayer::kRecurrent}},
+    {"Lists", {ToyLayer::kList, ToyLayer::kList}},
+};
 
 /// A null layer comes first.
 inline cache::ModelCache make_toy(const std::vector<ToyLayer>& layers) {
