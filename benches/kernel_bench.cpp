@@ -80,7 +80,7 @@ void matmul_of(benchmark::State& state, PackedFormat format) {
   const std::vector<float> x = random_floats(static_cast<std::size_t>(n_rows * format.n_columns));
   std::vector<float> y(static_cast<std::size_t>(n_rows * format.n_rows));
   for (auto _ : state) {
-    const MatmulArgs args = product({format, weights.next()}, n_rows, x.data(), y.data());
+    MatmulArgs args = product({format, weights.next()}, n_rows, x.data(), y.data());
     matmul({&args, 1});
     benchmark::DoNotOptimize(y.data());
   }

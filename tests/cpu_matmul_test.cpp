@@ -125,8 +125,16 @@ MatmulArgs product_args(const Matrix& m, const float* x, int n_rows, const float
 
 std::vector<float> product(const Kernels& set, const Matrix& m, const float* x, int n_rows, const float* bias) {
   std::vector<float> y(static_cast<std::size_t>(n_rows * m.format.n_rows));
-  std::vector<float> panel(panel_floats(m.format));
-  set.matmul_part(product_args(m, x, n_rows, bias, y.data()), {0, m.format.n_tiles(), 0, n_rows}, panel.data());
+  MatmulArgs args = product_args(m, x, n_rows, bias, y.data());
+  std::vector<FixedBlock> fixed(static_cast<std::size_t>(n_rows * kColumns / kBlock));
+  if (m.format.is_quantized()) {
+    for (int row = 0; row < n_rows; ++row) {
+      set.fix_row(kColumns, x + static_cast<std::ptrdiff_t>(row) * kColumns,
+                  fixed.data() + static_cast<std::ptrdiff_t>(row) * (kColumns / kBlock));
+    }
+    args.fixed = fixed.data();
+  }
+  set.matmul_part(args, {0, m.format.n_tiles(), 0, n_rows});
   return y;
 }
 
@@ -204,7 +212,7 @@ TEST(Matmul, GivesTheSameBitsOnAnyNumberOfThreads) {
     for (const int n : {1, 2, 3, 5}) {
       set_n_threads(n);
       std::vector<float> y(static_cast<std::size_t>(n_rows * m.format.n_rows));
-      const MatmulArgs args = product_args(m, x.data(), n_rows, nullptr, y.data());
+      MatmulArgs args = product_args(m, x.data(), n_rows, nullptr, y.data());
       matmul({&args, 1});
       if (one.empty()) one = y;
       EXPECT_TRUE(same_bits(y, one)) << name_of(m) << ", threads " << n;

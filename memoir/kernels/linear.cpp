@@ -32,7 +32,7 @@ class LinearPrimitive : public CpuPrimitive {
     const auto n_rows = static_cast<int>(x.size() / static_cast<std::size_t>(layer.format.n_columns));
     cpu::MatmulArgs args = cpu::product(layer, n_rows, in, allocate(outputs[0]));
     if (has_residual_) args.residual = floats_of(next());
-    queue([args] { cpu::matmul({&args, 1}); });
+    queue([args]() mutable { cpu::matmul({&args, 1}); });
   }
 
  private:

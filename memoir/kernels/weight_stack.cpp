@@ -101,7 +101,7 @@ class HeadsPrimitive : public CpuPrimitive {
       args.y = out + static_cast<std::ptrdiff_t>(i) * x.shape(2) * format_.n_rows;
       products.push_back(args);
     }
-    queue([products = std::move(products)] { cpu::matmul(products); });
+    queue([products = std::move(products)]() mutable { cpu::matmul(products); });
   }
 
  private:

@@ -10,8 +10,9 @@ namespace {
 
 // Where each route's row lies when rows are sorted by expert.
 struct Sorted {
-  std::vector<int> begins;  // [n_experts + 1]: expert e has the rows [begins[e], begins[e + 1])
-  std::vector<int> places;  // [n_rows * n_chosen]: of route r
+  std::vector<int> begins;        // [n_experts + 1]: expert e has the rows [begins[e], begins[e + 1])
+  std::vector<int> places;        // [n_rows * n_chosen]: of route r
+  std::vector<std::size_t> used;  // the experts that have rows
 };
 
 Sorted sort_by_expert(const ExpertsArgs& args) {
@@ -20,7 +21,10 @@ Sorted sort_by_expert(const ExpertsArgs& args) {
   sorted.begins.resize(static_cast<std::size_t>(args.n_experts) + 1);
   sorted.places.resize(static_cast<std::size_t>(n_routes));
   for (int r = 0; r < n_routes; ++r) ++sorted.begins[static_cast<std::size_t>(args.experts[r]) + 1];
-  for (std::size_t e = 1; e < sorted.begins.size(); ++e) sorted.begins[e] += sorted.begins[e - 1];
+  for (std::size_t e = 1; e < sorted.begins.size(); ++e) {
+    if (sorted.begins[e] > 0) sorted.used.push_back(e - 1);
+    sorted.begins[e] += sorted.begins[e - 1];
+  }
   std::vector<int> next(sorted.begins.begin(), sorted.begins.end() - 1);
   for (int r = 0; r < n_routes; ++r) {
     sorted.places[static_cast<std::size_t>(r)] = next[static_cast<std::size_t>(args.experts[r])]++;
@@ -45,19 +49,14 @@ void gather(const ExpertsArgs& args, const Sorted& sorted) {
   });
 }
 
-// One product for each expert that has rows.
-void add_products(const ExpertLayer& layer, const Sorted& sorted, const float* x, float* y,
-                  std::vector<MatmulArgs>& products) {
-  for (std::size_t e = 0; e + 1 < sorted.begins.size(); ++e) {
-    const std::ptrdiff_t begin = sorted.begins[e];
-    const int n_rows = sorted.begins[e + 1] - sorted.begins[e];
-    if (n_rows == 0) continue;
-    MatmulArgs args{layer.format, layer.weights + e * layer.stride_bytes, n_rows};
-    args.x = x + begin * layer.format.n_columns;
-    args.y = y + begin * layer.format.n_rows;
-    if (layer.biases) args.bias = layer.biases + static_cast<std::ptrdiff_t>(e) * layer.format.n_rows;
-    products.push_back(args);
-  }
+// The product of expert e with its rows of x, to its rows of y.
+MatmulArgs expert_product(const ExpertLayer& layer, const Sorted& sorted, std::size_t e, const float* x, float* y) {
+  const std::ptrdiff_t begin = sorted.begins[e];
+  MatmulArgs args{layer.format, layer.weights + e * layer.stride_bytes, sorted.begins[e + 1] - sorted.begins[e]};
+  args.x = x + begin * layer.format.n_columns;
+  args.y = y + begin * layer.format.n_rows;
+  if (layer.biases) args.bias = layer.biases + static_cast<std::ptrdiff_t>(e) * layer.format.n_rows;
+  return args;
 }
 
 // y of each row from its routes' results, which lie in args.gathered.
@@ -82,13 +81,17 @@ void mix_experts(const ExpertsArgs& args) {
   const Sorted sorted = sort_by_expert(args);
   gather(args, sorted);
   std::vector<MatmulArgs> products;
-  add_products(args.gates, sorted, args.gathered, args.inner, products);
-  add_products(args.ups, sorted, args.gathered, args.inner_ups, products);
+  for (const std::size_t e : sorted.used) {  // the two beside each other, since they share their input
+    products.push_back(expert_product(args.gates, sorted, e, args.gathered, args.inner));
+    products.push_back(expert_product(args.ups, sorted, e, args.gathered, args.inner_ups));
+  }
   matmul(products);
   gate_rows({args.gate, args.clamped, args.n_rows * args.n_chosen, args.gates.format.n_rows, args.inner, args.inner_ups,
              args.inner});
   products.clear();
-  add_products(args.down, sorted, args.inner, args.gathered, products);
+  for (const std::size_t e : sorted.used) {
+    products.push_back(expert_product(args.down, sorted, e, args.inner, args.gathered));
+  }
   matmul(products);
   combine(args, sorted);
 }

@@ -16,14 +16,15 @@ const float* normed_rows(const NormArgs* norm, int n_rows, const float* x, float
 }
 
 // gates and ups of the same outputs by the same thread, which then gates them while they are in its cache.
-void gate_products(const MatmulArgs& gates, const MatmulArgs& ups, Gate gate) {
+void gate_products(std::array<MatmulArgs, 2> products, Gate gate) {
+  fix_inputs(products);
+  const auto& [gates, ups] = products;
   const Kernels& set = kernels();
   const MatmulPlan plan(gates.format.n_tiles(), gates.n_rows, n_threads());
-  const std::size_t n_panel = std::max(panel_floats(gates.format), panel_floats(ups.format));
-  run_parts(plan.n_parts(), n_panel, [&](int index, float* panel) {
+  run_parts(plan.n_parts(), [&](int index) {
     const MatmulPart part = plan.part(index);
-    set.matmul_part(gates, part, panel);
-    set.matmul_part(ups, part, panel);
+    set.matmul_part(gates, part);
+    set.matmul_part(ups, part);
     const int begin = part.tile_begin * kLanes;
     const int end = std::min(part.tile_end * kLanes, gates.format.n_rows);
     for (int row = part.row_begin; row < part.row_end; ++row) {
@@ -74,7 +75,7 @@ void project_heads(const ProjectionArgs& args) {
 
 void gated_mlp(const GatedMlpArgs& args) {
   const float* x = normed_rows(args.norm, args.n_rows, args.x, args.normed);
-  gate_products(product(args.gates, args.n_rows, x, args.inner), product(args.ups, args.n_rows, x, args.inner_ups),
+  gate_products({product(args.gates, args.n_rows, x, args.inner), product(args.ups, args.n_rows, x, args.inner_ups)},
                 args.gate);
   MatmulArgs down = product(args.down, args.n_rows, args.inner, args.y);
   down.residual = args.residual;

@@ -6,6 +6,7 @@
 
 namespace memoir::kernels::cpu {
 
+extern const Kernels kAvx512Vnni;
 extern const Kernels kAvx512;
 extern const Kernels kAvx2;
 extern const Kernels kPortable;

@@ -3,7 +3,7 @@
 namespace memoir::kernels::cpu {
 
 KernelList built_kernels() {
-  return {{&kAvx512, &kAvx2, &kPortable}, 3};
+  return {{&kAvx512Vnni, &kAvx512, &kAvx2, &kPortable}, 4};
 }
 
 }  // namespace memoir::kernels::cpu

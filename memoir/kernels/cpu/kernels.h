@@ -17,8 +17,11 @@ struct Kernels {
   const char* name;
   bool (*is_supported)();  // by this processor
 
-  /// The outputs of a part. panel: panel_floats(args.format) of scratch.
-  void (*matmul_part)(const MatmulArgs& args, const MatmulPart& part, float* panel);
+  /// One row to fixed point, see fixed_rows.h.
+  void (*fix_row)(int n, const float* x, FixedBlock* out);
+
+  /// The outputs of a part. For quantized weights args.fixed is set.
+  void (*matmul_part)(const MatmulArgs& args, const MatmulPart& part);
 
   /// One row, see rows.h.
   void (*norm_row)(const NormArgs& norm, const float* x, float* out);
@@ -36,13 +39,13 @@ struct Kernels {
 /// The set in use: the best that this processor has, unless choose_kernels() named another.
 const Kernels& kernels();
 
-/// Uses the set of this name (avx512, avx2, portable) from now on; empty: the best one.
+/// Uses the set of this name (avx512vnni, avx512, avx2, portable) from now on; empty: the best one.
 /// Throws std::invalid_argument, naming those there are, if this build or processor doesn't have it.
 void choose_kernels(std::string_view name);
 
 /// All that this build has and this processor supports, the best first.
 struct KernelList {
-  const Kernels* sets[3];
+  const Kernels* sets[4];
   int n_sets;
 };
 KernelList supported_kernels();

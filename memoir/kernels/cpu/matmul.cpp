@@ -5,6 +5,8 @@
 
 #include "memoir/kernels/cpu/kernels.h"
 #include "memoir/kernels/cpu/pool.h"
+#include "memoir/kernels/cpu/row_parts.h"
+#include "memoir/kernels/cpu/scratch.h"
 #include "memoir/kernels/cpu/threads.h"
 
 namespace memoir::kernels::cpu {
@@ -14,7 +16,7 @@ namespace {
 // each reads a long stretch of weights.
 constexpr int kPartsPerThread = 4;
 
-// Below this many rows a block pays too much for turning the weights to floats.
+// Below this many rows a block pays too much for bringing the weights into the cache.
 constexpr int kMinRowBlock = 96;
 
 int share(int n, int index, int n_shares) {
@@ -39,24 +41,51 @@ MatmulPart MatmulPlan::part(int index) const {
           share(n_rows_, r + 1, n_row_parts_)};
 }
 
-std::size_t panel_floats(const PackedFormat& format) {
-  return format.is_quantized() ? static_cast<std::size_t>(format.n_columns) * kLanes * kTileRun : 0;
+void fix_inputs(std::span<MatmulArgs> products) {
+  static_assert(sizeof(FixedBlock) % sizeof(float) == 0);
+  const auto shares_x = [products](std::size_t i) {
+    const MatmulArgs& args = products[i];
+    return i > 0 && products[i - 1].format.is_quantized() && products[i - 1].x == args.x &&
+           products[i - 1].n_rows == args.n_rows && products[i - 1].format.n_columns == args.format.n_columns;
+  };
+  const auto n_blocks_of = [](const MatmulArgs& args) {
+    return static_cast<std::size_t>(args.n_rows) * static_cast<std::size_t>(args.format.n_columns / kBlock);
+  };
+  std::size_t n_blocks = 0;
+  for (std::size_t i = 0; i < products.size(); ++i) {
+    if (products[i].format.is_quantized() && !shares_x(i)) n_blocks += n_blocks_of(products[i]);
+  }
+  thread_local Scratch memory;
+  auto* blocks = reinterpret_cast<FixedBlock*>(memory.floats(n_blocks * sizeof(FixedBlock) / sizeof(float)));
+  const Kernels& set = kernels();
+  for (std::size_t i = 0; i < products.size(); ++i) {
+    MatmulArgs& args = products[i];
+    if (!args.format.is_quantized()) continue;
+    if (shares_x(i)) {
+      args.fixed = products[i - 1].fixed;
+      continue;
+    }
+    const int n = args.format.n_columns;
+    for_rows(args.n_rows, n,
+             [&](std::ptrdiff_t row) { set.fix_row(n, args.x + row * n, blocks + row * (n / kBlock)); });
+    args.fixed = blocks;
+    blocks += n_blocks_of(args);
+  }
 }
 
-void matmul(std::span<const MatmulArgs> products) {
+void matmul(std::span<MatmulArgs> products) {
+  fix_inputs(products);
   const Kernels& set = kernels();
   thread_local std::vector<MatmulPlan> plans;
   plans.clear();
-  std::size_t n_panel = 0;
   int n_parts = 0;
   for (const MatmulArgs& args : products) {
     plans.emplace_back(args.format.n_tiles(), args.n_rows, n_threads());
     n_parts += plans.back().n_parts();
-    n_panel = std::max(n_panel, panel_floats(args.format));
   }
-  run_parts(n_parts, n_panel, [&, plan = plans.data()](int index, float* panel) {
+  run_parts(n_parts, [&, plan = plans.data()](int index) {
     const JobPart at = find_part(index, [plan](std::size_t p) { return plan[p].n_parts(); });
-    set.matmul_part(products[at.job], plan[at.job].part(at.part), panel);
+    set.matmul_part(products[at.job], plan[at.job].part(at.part));
   });
 }
 

@@ -2,27 +2,34 @@
 
 // y = x W^T for packed weights. No MLX.
 //
-// Exactness: y[m][n] depends on row m of x, row n of W and nothing else: one fused multiply-add in float32 for each
-// column, in their order, of a weight that for quantized formats is fma(code, scale, bias); then the bias and the
-// residual are added, in this order. So the bits are the same for one row and for many, for every number of threads and
-// for every instruction set. NaN and infinity spread as in any such sum.
+// Exactness: y[m][n] depends on row m of x, row n of W and nothing else. So the bits are the same for one row and for
+// many, for every number of threads and for every instruction set.
+// - Dense weights: one fused multiply-add in float32 for each column, in their order. NaN and infinity spread as in any
+//   such sum.
+// - Quantized weights, scale * code + bias: the row of x is turned to fixed point (fixed_rows.h). For each block of 32
+//   columns, in their order, the sum of code * q is an integer, and y = fma(bias, sum of x, fma(scale * that, scale of
+//   x, y)), in float32. Codes of more than 4 bits round that integer to 24 bits. A value of x that isn't finite makes
+//   its row of y NaN.
+// Then the bias of the layer and the residual are added, in this order.
 
 #include <cstddef>
 #include <span>
 
+#include "memoir/kernels/cpu/fixed_rows.h"
 #include "memoir/kernels/cpu/packed.h"
 
 namespace memoir::kernels::cpu {
 
 struct MatmulArgs {
   PackedFormat format;
-  const std::byte* weights;         // format.size_bytes()
-  int n_rows;                       // M
-  const float* x = nullptr;         // [M, K]
-  const float* bias = nullptr;      // [N] or null
-  const float* residual = nullptr;  // [M, N] or null, added to the product
-  float* y = nullptr;               // [M, N], rows y_stride apart
-  int y_stride = 0;                 // in floats, at least N; 0: N
+  const std::byte* weights;           // format.size_bytes()
+  int n_rows;                         // M
+  const float* x = nullptr;           // [M, K]
+  const float* bias = nullptr;        // [N] or null
+  const float* residual = nullptr;    // [M, N] or null, added to the product
+  float* y = nullptr;                 // [M, N], rows y_stride apart
+  int y_stride = 0;                   // in floats, at least N; 0: N
+  const FixedBlock* fixed = nullptr;  // x in fixed point, [M, K / kBlock]: see fix_inputs()
 
   int row_stride() const { return y_stride > 0 ? y_stride : format.n_rows; }
 };
@@ -53,10 +60,11 @@ class MatmulPlan {
   int n_row_parts_;
 };
 
-/// Floats of scratch that one part of this product needs.
-std::size_t panel_floats(const PackedFormat& format);
+/// Gives the products with quantized weights their x in fixed point; neighbours with the same x share it. The blocks
+/// lie in memory of the calling thread, which only grows, and stay until its next call. Throws std::bad_alloc.
+void fix_inputs(std::span<MatmulArgs> products);
 
-/// Several products, on all threads as one job.
-void matmul(std::span<const MatmulArgs> products);
+/// Several products, on all threads as one job, after fix_inputs().
+void matmul(std::span<MatmulArgs> products);
 
 }  // namespace memoir::kernels::cpu

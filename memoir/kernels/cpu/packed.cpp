@@ -36,9 +36,8 @@ struct Place {
 };
 
 Place place_of(int column, int plane_bits) {
-  const int pair = column % 16;
-  const int per_word = 16 / plane_bits;
-  return {pair / per_word, pair % per_word * plane_bits + (column / 16) * 16};
+  const int quad = column / 4;
+  return {quad % plane_bits, column % 4 * 8 + quad / plane_bits * plane_bits};
 }
 
 using Codes = std::array<std::uint32_t, kBlock>;
@@ -61,33 +60,40 @@ Codes block_codes(const std::uint32_t* words, int bits) {
   return codes;
 }
 
-// For 2, 4 and 8 bits, one plane: a word's lower half is one half of a word in MLX's form as it is, and its upper half
-// another one, 16 columns later.
-void pack_halves(int bits, const std::uint32_t* words, int lane, std::uint32_t* block) {
-  const auto half = [words](int i) { return (words[i / 2] >> (i % 2 * 16)) & 0xFFFFU; };
-  for (int word = 0; word < bits; ++word) block[word * kLanes + lane] = half(word) | half(word + bits) << 16;
+// The four lowest nibbles of a word, each in a byte of its own.
+std::uint32_t spread_nibbles(std::uint32_t word) {
+  const std::uint32_t halves = (word | word << 8) & 0x00FF00FFU;
+  return (halves | halves << 4) & 0x0F0F0F0FU;
+}
+
+// Four bits: quads j and j + 4 are 16 bits each of MLX's form.
+void pack_nibbles(const std::uint32_t* words, int lane, std::uint32_t* block) {
+  const auto half = [words](int quad) { return (words[quad / 2] >> (quad % 2 * 16)) & 0xFFFFU; };
+  for (int j = 0; j < 4; ++j) {
+    block[j * kLanes + lane] = spread_nibbles(half(j)) | spread_nibbles(half(j + 4)) << 4;
+  }
 }
 
 void pack_codes(int bits, const Codes& codes, int lane, std::uint32_t* block) {
   for (const Plane& plane : planes_of(bits)) {
     if (plane.bits == 0) continue;
     const std::uint32_t mask = (1U << plane.bits) - 1U;
-    const int per_word = 16 / plane.bits;
-    for (int word = 0; word < plane.bits; ++word) {
-      std::uint32_t value = 0;
-      for (int i = 0; i < per_word; ++i) {
-        const auto pair = static_cast<std::size_t>(word * per_word + i);
-        value |= ((codes[pair] >> plane.shift) & mask) << (i * plane.bits);
-        value |= ((codes[pair + 16] >> plane.shift) & mask) << (16 + i * plane.bits);
-      }
-      block[word * kLanes + lane] = value;
+    for (int word = 0; word < plane.bits; ++word) block[word * kLanes + lane] = 0;
+    for (int column = 0; column < kBlock; ++column) {
+      const Place place = place_of(column, plane.bits);
+      block[place.word * kLanes + lane] |= ((codes[static_cast<std::size_t>(column)] >> plane.shift) & mask)
+                                           << place.shift;
     }
     block += plane.bits * kLanes;
   }
 }
 
 void pack_block(int bits, const std::uint32_t* words, int lane, std::uint32_t* block) {
-  if (bits == 2 || bits == 4 || bits == 8) return pack_halves(bits, words, lane, block);
+  if (bits == 4) return pack_nibbles(words, lane, block);
+  if (bits == 8) {
+    for (int quad = 0; quad < 8; ++quad) block[quad * kLanes + lane] = words[quad];  // as they are
+    return;
+  }
   pack_codes(bits, block_codes(words, bits), lane, block);
 }
 

@@ -8,11 +8,11 @@
 // Dense (f32, f16, bf16): tile t holds columns x 16 values; column k of row 16 t + l at [t][k][l].
 //
 // Quantized: for each tile, for each group of columns: 16 scales, 16 biases (f16, bf16 or f32), then the codes in
-// blocks of 32 columns. In a block, pair i (0 <= i < 16) is the columns i and i + 16; a uint32 lane holds one row's
-// part of several pairs, column i in the low, column i + 16 in the high half, so that a shift and a mask give the codes
-// of one column. A code of b bits is split into planes of 8, 4, 2 or 1 bits: 3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2; a plane
-// of p bits takes p words of 16 lanes and pair i lies in word i / (16 / p), shifted by (i % (16 / p)) * p. The bytes
-// are as many as in MLX's form, but for the rows that fill the last tile.
+// blocks of 32 columns. A code of b bits is split into planes of 8, 4, 2 or 1 bits: 3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2.
+// The columns of a block are taken in 8 quads of four; a plane of p bits takes p words of 16 lanes, and the four bytes
+// of a lane hold one row's part of the four columns of several quads: quad q in word q % p, in each byte shifted by q /
+// p * p. So a shift and a mask give the codes of a quad as bytes, what a processor multiplies fastest. The bytes are as
+// many as in MLX's form, but for the rows that fill the last tile.
 
 #include <cstddef>
 #include <cstdint>

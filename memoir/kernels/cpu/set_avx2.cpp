@@ -1,4 +1,5 @@
 #include "memoir/kernels/cpu/attention_impl.h"
+#include "memoir/kernels/cpu/fixed_rows_impl.h"
 #include "memoir/kernels/cpu/kernel_sets.h"
 #include "memoir/kernels/cpu/matmul_impl.h"
 #include "memoir/kernels/cpu/rows_impl.h"
@@ -13,8 +14,8 @@ bool is_supported() {
 
 }  // namespace
 
-const Kernels kAvx2 = {
-    "avx2",         is_supported,           matmul_part<Avx2>, norm_row<Avx2>,       rotate_row<Avx2>,
-    gate_row<Avx2>, clamped_gate_row<Avx2>, cap_row<Avx2>,     attention_part<Avx2>, merge_blocks<Avx2>};
+const Kernels kAvx2 = {"avx2",         is_supported,         fix_row<Avx2>,     matmul_part<Avx2>,
+                       norm_row<Avx2>, rotate_row<Avx2>,     gate_row<Avx2>,    clamped_gate_row<Avx2>,
+                       cap_row<Avx2>,  attention_part<Avx2>, merge_blocks<Avx2>};
 
 }  // namespace memoir::kernels::cpu

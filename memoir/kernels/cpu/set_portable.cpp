@@ -1,4 +1,5 @@
 #include "memoir/kernels/cpu/attention_impl.h"
+#include "memoir/kernels/cpu/fixed_rows_impl.h"
 #include "memoir/kernels/cpu/kernel_sets.h"
 #include "memoir/kernels/cpu/matmul_impl.h"
 #include "memoir/kernels/cpu/rows_impl.h"
@@ -15,6 +16,7 @@ bool is_supported() {
 
 const Kernels kPortable = {"portable",
                            is_supported,
+                           fix_row<Portable>,
                            matmul_part<Portable>,
                            norm_row<Portable>,
                            rotate_row<Portable>,

@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace memoir::kernels::cpu {
 
@@ -17,9 +18,10 @@ struct Avx2 {
     __m256i low, high;
   };
 
-  static constexpr int kRows = 3;     // 3 x kTiles sums of two registers each leave some of the 16
-  static constexpr int kTiles = 2;    // multiplied side by side, so that their sums hide each other's latency
-  static constexpr int kFewRows = 2;  // rows whose sums fit beside weights that are made on the way
+  static constexpr int kRows = 3;        // 3 x kTiles sums of two registers each leave some of the 16
+  static constexpr int kTiles = 2;       // multiplied side by side, so that their sums hide each other's latency
+  static constexpr int kFixedRows = 1;   // the same where weights are quantized: three sums of integers for each
+  static constexpr int kFixedTiles = 1;  // output, and one of floats
 
   static F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static F set(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
@@ -80,10 +82,50 @@ struct Avx2 {
   static I bits_of(F a) { return {_mm256_castps_si256(a.low), _mm256_castps_si256(a.high)}; }
   static F from_bits(I a) { return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)}; }
 
-  /// The codes of kBits bits in the low bits of each lane as floats.
+  static I to_nearest(F a) { return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)}; }
+  static int int_max_of_lanes(I a) {
+    std::int32_t lanes[16];
+    int_store(lanes, a);
+    std::int32_t largest = lanes[0];
+    for (const std::int32_t lane : lanes) largest = lane > largest ? lane : largest;
+    return largest;
+  }
+  static int int_sum_of_lanes(I a) {
+    std::int32_t lanes[16];
+    int_store(lanes, a);
+    std::int32_t sum = 0;
+    for (const std::int32_t lane : lanes) sum += lane;
+    return sum;
+  }
+  /// The low byte of each lane.
+  static void store_low_bytes(std::int8_t* p, I a) {
+    const __m256i low_bytes = _mm256_set1_epi32(0xff);
+    const __m256i words = _mm256_packus_epi32(_mm256_and_si256(a.low, low_bytes), _mm256_and_si256(a.high, low_bytes));
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
+  }
+
+  /// These four bytes in each lane.
+  static I int_broadcast(const std::int8_t* four) {
+    std::int32_t value = 0;
+    std::memcpy(&value, four, sizeof(value));
+    return int_set(value);
+  }
+
+  /// Sums of products of bytes: lane i adds codes (not negative, below 2^kBits) times values, its four bytes of each.
+  /// A sum takes at most 8 additions before dot_sum().
+  using Dot = I;
+  static Dot dot_zero() { return int_set(0); }
   template <int kBits>
-  static F low_code(I a) {
-    return to_float(int_and(a, int_set((1 << kBits) - 1)));
+  static void dot(Dot& sum, I codes, I values) {
+    sum = {half_dot<kBits>(sum.low, codes.low, values.low), half_dot<kBits>(sum.high, codes.high, values.high)};
+  }
+  template <int kBits>
+  static I dot_sum(Dot sum) {
+    if constexpr (kBits > 4) return sum;
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(sum.low, ones), _mm256_madd_epi16(sum.high, ones)};
   }
 
   /// rows[i] lane j <-> rows[j] lane i.
@@ -103,6 +145,24 @@ struct Avx2 {
   }
 
  private:
+  static void int_store(std::int32_t* p, I a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), a.high);
+  }
+  template <int kBits>
+  static __m256i half_dot(__m256i sum, __m256i codes, __m256i values) {
+    if constexpr (kBits <= 4) {  // 8 * 2 * 15 * 128 < 2^15: all additions fit 16 bits
+      return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, values));
+    } else if constexpr (kBits <= 6) {  // 2 * 63 * 128 < 2^15
+      const __m256i ones = _mm256_set1_epi16(1);
+      return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, values), ones));
+    } else {
+      const __m256i even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0xff)),
+                                             _mm256_srai_epi16(_mm256_slli_epi16(values, 8), 8));
+      const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(values, 8));
+      return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+    }
+  }
   static void transpose_8(__m256 (&r)[8]) {
     __m256 t[8];
     for (int i = 0; i < 8; i += 4) {

@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace memoir::kernels::cpu {
 
@@ -13,9 +14,10 @@ struct Avx512 {
   using F = __m512;   // 16 float32
   using I = __m512i;  // 16 int32
 
-  static constexpr int kRows = 6;     // 6 x kTiles sums fit the 32 registers
-  static constexpr int kTiles = 4;    // multiplied side by side, so that their sums hide each other's latency
-  static constexpr int kFewRows = 4;  // rows whose sums fit beside weights that are made on the way
+  static constexpr int kRows = 6;        // 6 x kTiles sums fit the 32 registers
+  static constexpr int kTiles = 4;       // multiplied side by side, so that their sums hide each other's latency
+  static constexpr int kFixedRows = 3;   // the same where weights are quantized: three sums of integers for each
+  static constexpr int kFixedTiles = 2;  // output, and one of floats
 
   static F zero() { return _mm512_setzero_ps(); }
   static F set(float value) { return _mm512_set1_ps(value); }
@@ -67,12 +69,41 @@ struct Avx512 {
   static I bits_of(F a) { return _mm512_castps_si512(a); }
   static F from_bits(I a) { return _mm512_castsi512_ps(a); }
 
-  /// The codes of kBits <= 4 bits in the low bits of each lane as floats: a table look-up that ignores the bits above.
+  static I to_nearest(F a) { return _mm512_cvtps_epi32(a); }
+  static int int_max_of_lanes(I a) { return _mm512_reduce_max_epi32(a); }
+  static int int_sum_of_lanes(I a) { return _mm512_reduce_add_epi32(a); }
+  /// The low byte of each lane.
+  static void store_low_bytes(std::int8_t* p, I a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+  }
+
+  /// These four bytes in each lane.
+  static I int_broadcast(const std::int8_t* four) {
+    std::int32_t value = 0;
+    std::memcpy(&value, four, sizeof(value));
+    return _mm512_set1_epi32(value);
+  }
+
+  /// Sums of products of bytes: lane i adds codes (not negative, below 2^kBits) times values, its four bytes of each.
+  /// A sum takes at most kQuads of 8 additions before dot_sum().
+  using Dot = I;
+  static Dot dot_zero() { return _mm512_setzero_si512(); }
   template <int kBits>
-  static F low_code(I a) {
-    const F table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    if constexpr (kBits == 4) return _mm512_permutexvar_ps(a, table);
-    return to_float(int_and(a, int_set((1 << kBits) - 1)));
+  static void dot(Dot& sum, I codes, I values) {
+    if constexpr (kBits <= 4) {  // 8 * 2 * 15 * 128 < 2^15: all additions fit 16 bits
+      sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(codes, values));
+    } else if constexpr (kBits <= 6) {  // 2 * 63 * 128 < 2^15
+      sum = _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(codes, values), _mm512_set1_epi16(1)));
+    } else {
+      const I even = _mm512_madd_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(0xff)),
+                                       _mm512_srai_epi16(_mm512_slli_epi16(values, 8), 8));
+      const I odd = _mm512_madd_epi16(_mm512_srli_epi16(codes, 8), _mm512_srai_epi16(values, 8));
+      sum = _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
+    }
+  }
+  template <int kBits>
+  static I dot_sum(Dot sum) {
+    return kBits <= 4 ? _mm512_madd_epi16(sum, _mm512_set1_epi16(1)) : sum;
   }
 
   /// rows[i] lane j <-> rows[j] lane i.

@@ -2,9 +2,11 @@
 
 // Vectors of 16 lanes as plain arrays: right on every machine, and what the others are tested against.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "memoir/base/half.h"
@@ -19,9 +21,10 @@ struct Portable {
     std::int32_t lane[16];
   };
 
-  static constexpr int kRows = 2;     // multiplied at once,
-  static constexpr int kTiles = 4;    // with as many tiles side by side
-  static constexpr int kFewRows = 2;  // and where the weights are made on the way
+  static constexpr int kRows = 2;       // multiplied at once,
+  static constexpr int kTiles = 4;      // with as many tiles side by side
+  static constexpr int kFixedRows = 1;  // and where weights are quantized
+  static constexpr int kFixedTiles = 1;
 
   static F zero() { return set(0); }
   static F set(float value) {
@@ -115,10 +118,39 @@ struct Portable {
     return value;
   }
 
-  /// The codes of kBits bits in the low bits of each lane as floats.
+  static I to_nearest(F a) {  // to even where two are as near
+    return int_each([&](int i) { return std::lrint(a.lane[i]); });
+  }
+  static int int_max_of_lanes(I a) { return *std::max_element(a.lane, a.lane + 16); }
+  static int int_sum_of_lanes(I a) { return std::accumulate(a.lane, a.lane + 16, 0); }
+  /// The low byte of each lane.
+  static void store_low_bytes(std::int8_t* p, I a) {
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<std::int8_t>(a.lane[i] & 0xff);
+  }
+
+  /// These four bytes in each lane.
+  static I int_broadcast(const std::int8_t* four) {
+    std::int32_t value = 0;
+    std::memcpy(&value, four, sizeof(value));
+    return int_set(value);
+  }
+
+  /// Sums of products of bytes: lane i adds codes (not negative, below 2^kBits) times values, its four bytes of each.
+  using Dot = I;
+  static Dot dot_zero() { return int_set(0); }
   template <int kBits>
-  static F low_code(I a) {
-    return to_float(int_and(a, int_set((1 << kBits) - 1)));
+  static void dot(Dot& sum, I codes, I values) {
+    std::uint8_t code[64];
+    std::int8_t value[64];
+    std::memcpy(code, codes.lane, sizeof(code));
+    std::memcpy(value, values.lane, sizeof(value));
+    for (int i = 0; i < 16; ++i) {
+      for (int b = 4 * i; b < 4 * i + 4; ++b) sum.lane[i] += code[b] * value[b];
+    }
+  }
+  template <int kBits>
+  static I dot_sum(Dot sum) {
+    return sum;
   }
 
   /// rows[i] lane j <-> rows[j] lane i.
