@@ -2,6 +2,7 @@
 """memoir, llama.cpp and mlx-lm side by side on the same weights: prefill, decode, load time, peak memory.
 
     benches/compare_peers.py [--model models/smollm2.gguf] [--threads 2] [--prompt 512] [--decode 64] [--rounds 5]
+                             [--peers llama.cpp,mlx-lm]
 
 Every measurement is a process of its own, the three in turn, round after round; medians are compared, because the
 speed of a shared machine drifts. Needs python with llama-cpp-python, mlx-lm, mlx and gguf: `make peers` makes
@@ -211,6 +212,7 @@ def main():
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", default="llama.cpp,mlx-lm", type=lambda text: text.split(","))
     parser.add_argument("--engine", choices=["llama.cpp", "mlx-lm"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.engine == "llama.cpp":
@@ -219,7 +221,7 @@ def main():
         return run_mlx_lm(args)
     if PEERS.exists() and Path(sys.executable).parent != PEERS.parent:
         os.execv(PEERS, [str(PEERS), *sys.argv])
-    results = {"memoir": [], "llama.cpp": [], "mlx-lm": []}
+    results = {engine: [] for engine in ["memoir", *args.peers]}
     for round_number in range(args.rounds):
         for engine in results:
             if engine == "mlx-lm" and round_number > 0:

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kFewQueries = 8;                                // per sequence: blocks are shared out to threads,
 constexpr std::size_t kMaxKeptFloats = std::size_t{1} << 24;  // while their partial results take no more than this
+constexpr int kPartsPerThread = 3;                            // then, about
 constexpr int kRowsPerPart = 128;  // query rows (heads x queries) of a part otherwise: results fit a core's cache
 
 // The parts of one sequence's attention.
@@ -47,11 +48,22 @@ class AttentionPlan {
                        block,
                        std::min(block + blocks_per_part_, args_.n_blocks),
                        keeps_blocks_};
-    if (!keeps_blocks_) limit_blocks(part);
+    if (!keeps_blocks_) {
+      limit_blocks(part);
+    } else if (index + n_threads() < n_parts()) {
+      part.next_kv_head = (index + n_threads()) % args_.n_kv_heads;
+      part.next_block = (index + n_threads()) / args_.n_kv_heads * blocks_per_part_;
+    }
     return part;
   }
 
  private:
+  // Long runs, since the first block of one comes late from memory, and about as much for each thread.
+  int few_queries_blocks_per_part() const {
+    const int n_units = args_.n_blocks * args_.n_kv_heads;
+    return std::clamp(n_units / (kPartsPerThread * n_threads()), 1, args_.n_blocks);
+  }
+
   std::size_t all_blocks_floats() const {
     return static_cast<std::size_t>(args_.n_heads) * static_cast<std::size_t>(args_.n_queries) *
            static_cast<std::size_t>(args_.n_blocks) * block_floats(args_.values.dim);

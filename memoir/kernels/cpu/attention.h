@@ -95,6 +95,8 @@ struct AttentionPart {
   int block_begin;
   int block_end;
   bool keeps_blocks;
+  int next_kv_head = 0;  // what this thread is likely to do next, to be asked for ahead:
+  int next_block = -1;   // a block of a key head; -1: not known
 };
 
 /// Floats of a row of (o, m, l): values.dim rounded up to lanes, and 16 for m and l.

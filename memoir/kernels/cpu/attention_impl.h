@@ -22,13 +22,14 @@ QueryRow query_row(const AttentionArgs& args, const AttentionPart& part, int ind
 
 // scores[r][c] of kRows query rows with the block's 64 keys, scaled.
 template <typename S, int kRows>
-void score_rows(const AttentionArgs& args, const float* const (&queries)[kRows], const float* keys_t,
+void score_rows(const AttentionArgs& args, const float* const (&queries)[kRows], const float* keys_t, Ahead& next,
                 float (*scores)[kBlockPositions]) {
   constexpr int kVectors = kBlockPositions / kLanes;
   typename S::F sum[kRows][kVectors];
   unrolled<kRows * kVectors>([&](auto i)
                                  __attribute__((always_inline)) { sum[i / kVectors][i % kVectors] = S::zero(); });
   for (int d = 0; d < args.keys.dim; ++d, keys_t += kBlockPositions) {
+    next.ask(kLinesPerStep);
     typename S::F key[kVectors];
     unrolled<kVectors>([&](auto v) __attribute__((always_inline)) { key[v] = S::load(keys_t + v * kLanes); });
     unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
@@ -86,12 +87,13 @@ float weigh_scores(float* scores, float& maximum) {
 // o of kRows query rows, kVectors * 16 values from `at` on: the values of positions [begin, end) by weight, merged.
 template <typename S, int kRows, int kVectors>
 void weigh_values(const float (*weights)[kBlockPositions], const ValueRows& values, int at, int begin, int end,
-                  const MergeFactors (&factors)[kRows], float* const (&o)[kRows]) {
+                  Ahead& next, const MergeFactors (&factors)[kRows], float* const (&o)[kRows]) {
   typename S::F sum[kRows][kVectors];
   unrolled<kRows * kVectors>([&](auto i)
                                  __attribute__((always_inline)) { sum[i / kVectors][i % kVectors] = S::zero(); });
   const float* row = values.data + begin * values.stride + at;
   for (int c = begin; c < end; ++c, row += values.stride) {
+    next.ask(kLinesPerStep);
     typename S::F value[kVectors];
     unrolled<kVectors>([&](auto v) __attribute__((always_inline)) { value[v] = S::load(row + v * kLanes); });
     unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
@@ -115,8 +117,8 @@ struct Block {
 
 // Takes the block into the results of kRows query rows from `index` on.
 template <typename S, int kRows>
-void attend_rows(const AttentionArgs& args, const AttentionPart& part, const Block& block, int index, float* results,
-                 std::ptrdiff_t result_stride) {
+void attend_rows(const AttentionArgs& args, const AttentionPart& part, const Block& block, int index, Ahead& next,
+                 float* results, std::ptrdiff_t result_stride) {
   const int padded = padded_to_lanes(args.values.dim);
   const float* queries[kRows];
   for (int r = 0; r < kRows; ++r) {
@@ -124,7 +126,7 @@ void attend_rows(const AttentionArgs& args, const AttentionPart& part, const Blo
     queries[r] = args.queries + row.head * args.query_head_stride + row.query * args.query_row_stride;
   }
   float scores[kRows][kBlockPositions];
-  score_rows<S, kRows>(args, queries, block.keys_t, scores);
+  score_rows<S, kRows>(args, queries, block.keys_t, next, scores);
   MergeFactors factors[kRows];
   float* o[kRows];
   std::uint64_t seen = 0;
@@ -148,22 +150,22 @@ void attend_rows(const AttentionArgs& args, const AttentionPart& part, const Blo
   const int end = kBlockPositions - std::countl_zero(seen);
   int at = 0;
   for (; at + 4 * kLanes <= padded; at += 4 * kLanes) {
-    weigh_values<S, kRows, 4>(scores, block.values, at, begin, end, factors, o);
+    weigh_values<S, kRows, 4>(scores, block.values, at, begin, end, next, factors, o);
   }
-  for (; at < padded; at += kLanes) weigh_values<S, kRows, 1>(scores, block.values, at, begin, end, factors, o);
+  for (; at < padded; at += kLanes) weigh_values<S, kRows, 1>(scores, block.values, at, begin, end, next, factors, o);
 }
 
 template <typename S>
-void attend_block(const AttentionArgs& args, const AttentionPart& part, const Block& block, float* results,
+void attend_block(const AttentionArgs& args, const AttentionPart& part, const Block& block, Ahead& next, float* results,
                   std::ptrdiff_t result_stride) {
   const int n_rows = (part.query_end - part.query_begin) * (args.n_heads / args.n_kv_heads);
   int index = 0;
   for (; index + S::kRows <= n_rows; index += S::kRows) {
-    attend_rows<S, S::kRows>(args, part, block, index, results, result_stride);
+    attend_rows<S, S::kRows>(args, part, block, index, next, results, result_stride);
   }
-  for (; index + 3 <= n_rows; index += 3) attend_rows<S, 3>(args, part, block, index, results, result_stride);
-  for (; index + 2 <= n_rows; index += 2) attend_rows<S, 2>(args, part, block, index, results, result_stride);
-  if (index < n_rows) attend_rows<S, 1>(args, part, block, index, results, result_stride);
+  for (; index + 3 <= n_rows; index += 3) attend_rows<S, 3>(args, part, block, index, next, results, result_stride);
+  for (; index + 2 <= n_rows; index += 2) attend_rows<S, 2>(args, part, block, index, next, results, result_stride);
+  if (index < n_rows) attend_rows<S, 1>(args, part, block, index, next, results, result_stride);
 }
 
 template <typename S>
@@ -181,19 +183,23 @@ void attention_part(const AttentionArgs& args, const AttentionPart& part, float*
   BlockRows next = part.block_begin < part.block_end ? rows_of(part.block_begin) : BlockRows{};
   for (int b = part.block_begin; b < part.block_end; ++b) {
     const BlockRows rows = next;
-    if (rows.stored != 0) {
-      prefetch_rows(args.values, rows, part.kv_head);
-      transpose_keys<S>(args, rows, part.kv_head, keys_t, buffer);
-    }
+    int next_head = part.kv_head;
     if (b + 1 < part.block_end) {
       next = rows_of(b + 1);
-      prefetch_rows(args.keys, next, part.kv_head);
+    } else if (part.next_block >= 0) {
+      next = rows_of(part.next_block);
+      next_head = part.next_kv_head;
+    } else {
+      next = {};
     }
+    Ahead ahead(args, next, next_head);
     if (rows.stored != 0) {
+      transpose_keys<S>(args, rows, part.kv_head, ahead, keys_t, buffer);
       const int first = args.block_at(b) * kBlockPositions;
-      attend_block<S>(args, part, {first, rows, keys_t, value_rows<S>(args, rows, part.kv_head, values)}, results,
-                      stride);
+      attend_block<S>(args, part, {first, rows, keys_t, value_rows<S>(args, rows, part.kv_head, values)}, ahead,
+                      results, stride);
     }
+    ahead.ask_rest();
     if (!part.keeps_blocks) continue;
     for (int i = 0; i < n_rows; ++i) {
       const QueryRow row = query_row(args, part, i);

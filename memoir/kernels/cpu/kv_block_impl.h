@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -158,22 +159,59 @@ const float* float_row(const KvRows& rows, int head, int row, float* buffer) {
   return buffer;
 }
 
-// Asks for the rows of a block ahead of their use: they are short, and the processor's own prefetcher comes too late.
-void prefetch_rows(const KvRows& rows, const BlockRows& block, int head) {
-  constexpr std::ptrdiff_t kLine = 64;
-  const std::ptrdiff_t size = rows.bits > 0 ? 4 : static_cast<std::ptrdiff_t>(element_bytes(rows.element));
-  const std::ptrdiff_t row_bytes = rows.bits > 0 ? rows.dim / 8 * rows.bits : rows.dim * size;
-  for (const int row : block.row) {
-    if (row == kNoRow) continue;
+// Asks for the rows of a block ahead of their use, a few lines of the cache at a time between other work: a processor
+// that is asked for many at once stands still. Rows that don't lie side by side are left out.
+class Ahead {
+ public:
+  Ahead(const AttentionArgs& args, const BlockRows& block, int head) {
+    if (block.stored == 0 || block.begin_row == kNoRow) return;
+    const int row = block.begin_row + std::countr_zero(block.stored);
+    const int n_rows = std::popcount(block.stored);
+    now_ = lines_of(args.keys, head, row, n_rows);
+    then_ = lines_of(args.values, head, row, n_rows);
+  }
+
+  [[gnu::always_inline]] void ask(int n_lines) {
+    for (; n_lines > 0; --n_lines, now_.at += kLine) {
+      if (now_.at >= now_.end) {
+        now_ = then_;
+        then_ = {};
+        if (!now_.at) return;
+      }
+      __builtin_prefetch(now_.at, 0, 2);
+    }
+  }
+  void ask_rest() {
+    while (now_.at) ask(1);
+  }
+
+ private:
+  static constexpr std::ptrdiff_t kLine = 64;
+  struct Lines {
+    const std::byte* at = nullptr;
+    const std::byte* end = nullptr;
+  };
+
+  static Lines lines_of(const KvRows& rows, int head, int row, int n_rows) {
+    const std::ptrdiff_t n_elements = rows.bits > 0 ? std::ptrdiff_t{rows.dim} * rows.bits / 32 : rows.dim;
+    if (n_elements != rows.row_stride) return {};
+    const std::ptrdiff_t size = rows.bits > 0 ? 4 : static_cast<std::ptrdiff_t>(element_bytes(rows.element));
     const auto* at =
         static_cast<const std::byte*>(rows.data) + (head * rows.head_stride + row * rows.row_stride) * size;
-    for (std::ptrdiff_t i = 0; i < row_bytes; i += kLine) __builtin_prefetch(at + i, 0, 2);
+    return {at, at + n_rows * n_elements * size};
   }
-}
+
+  Lines now_;
+  Lines then_;
+};
+
+// Lines that are asked for in each step of a block's inner loops: what a block of float32 rows needs, about.
+constexpr int kLinesPerStep = 2;
 
 // keys_t[d][c]: element d of the key at position c of the block; zeros where there is none.
 template <typename S>
-void transpose_keys(const AttentionArgs& args, const BlockRows& rows, int kv_head, float* keys_t, float* buffer) {
+void transpose_keys(const AttentionArgs& args, const BlockRows& rows, int kv_head, Ahead& next, float* keys_t,
+                    float* buffer) {
   const int dim = args.keys.dim;
   const int padded = padded_to_lanes(dim);
   std::fill_n(buffer, padded, 0.0F);  // the row of a position that has none
@@ -186,6 +224,7 @@ void transpose_keys(const AttentionArgs& args, const BlockRows& rows, int kv_hea
     }
     int d = 0;
     for (; d + kLanes <= dim; d += kLanes) {
+      next.ask(4 * kLinesPerStep);
       typename S::F tile[kLanes];
       for (int i = 0; i < kLanes; ++i) tile[i] = S::load(row[i] + d);
       S::transpose(tile);
