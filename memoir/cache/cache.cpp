@@ -183,4 +183,12 @@ void ModelCache::replace(ModelCache other) {
   layers_.swap(other.layers_);
 }
 
+std::optional<kernels::SequenceRows> AttentionCache::plan_update(int, mlx::core::Dtype) {
+  return std::nullopt;
+}
+
+void AttentionCache::take_update(const kernels::SequenceRows&, const kernels::KvBuffers&) {
+  throw std::invalid_argument("[cache.take_update] a " + std::string(kind()) + " plans no updates");
+}
+
 }  // namespace memoir::cache

@@ -22,6 +22,7 @@
 #include "memoir/cache/rows.h"
 #include "memoir/cache/snapshot.h"
 #include "memoir/kernels/attention.h"
+#include "memoir/kernels/attention_block.h"
 
 namespace memoir::cache {
 
@@ -161,6 +162,14 @@ class AttentionCache : public LayerCache {
   /// keys: [B, H, T, Dk], values: [B, H, T, Dv], T >= 1. The first update fixes B, H, Dk, Dv and both dtypes.
   /// Throws std::invalid_argument if a shape or dtype does not fit.
   virtual History update(const mlx::core::array& keys, const mlx::core::array& values) = 0;
+
+  /// For an operation that writes the rows itself (kernels::attention_block): where n_tokens rows of this dtype would
+  /// go, all as update() would have it. The cache changes with take_update(), which has to come before anything else.
+  /// Returns nullopt where update() is needed: there is no buffer yet, or it would be refused.
+  virtual std::optional<kernels::SequenceRows> plan_update(int n_tokens, mlx::core::Dtype dtype);
+
+  /// The rows have been written, by an operation at least: these are the buffers with them.
+  virtual void take_update(const kernels::SequenceRows& plan, const kernels::KvBuffers& written);
 
   /// The present history without writing; nullopt if there are no rows. Lazy.
   /// Its rows are those that a query at the last position, offset - 1, sees.

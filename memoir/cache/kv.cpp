@@ -45,6 +45,12 @@ std::vector<kernels::RowRun> kernel_runs(const Write& write) {
   return runs;
 }
 
+std::vector<kernels::KvRange> kernel_ranges(const std::vector<StoredRun>& runs) {
+  std::vector<kernels::KvRange> ranges;
+  for (const StoredRun& run : runs) ranges.push_back({run.first_position, run.begin_row, run.n_rows});
+  return ranges;
+}
+
 std::unique_ptr<KVSnapshot> owned(const KVSnapshot& like, int from, const Positions& held, KvBuffer keys,
                                   KvBuffer values) {
   mx::async_eval(arrays_of(keys, values));
@@ -203,19 +209,32 @@ History KVCache::update(const mx::array& keys, const mx::array& values) {
   check_rows(keys, values);
   const int n_tokens = keys.shape(kRowAxis);
   check_room("update", n_tokens);
+  const std::optional<kernels::SequenceRows> plan = plan_update(n_tokens, keys.dtype());
+  if (!plan) return append(encoded(keys, format_), encoded(values, format_));
+  take_update(*plan, kernels::write_rows(plan->buffers, keys, values, plan->runs));
+  return {*keys_, *values_, plan->ranges, plan->window, plan->keep};
+}
+
+std::optional<kernels::SequenceRows> KVCache::plan_update(int n_tokens, mx::Dtype dtype) {
+  check_room("update", n_tokens);
   const Write write = layout_.plan(n_tokens);
   const bool begins_anew = !keys_ || (write.relocates && write.carried.empty());
-  if (begins_anew) return append(encoded(keys, format_), encoded(values, format_));
+  if (begins_anew || (!format_.dtype && (dtype != keys_->dtype() || dtype != values_->dtype()))) return std::nullopt;
   copy_out_lost(write);
   const auto room = [&](const KvBuffer& buffer) {
     return write.relocates ? spread(buffer, write.capacity, write.carried, RowsLie::kSideBySide) : buffer;
   };
-  const auto [new_keys, new_values] =
-      kernels::write_rows({room(*keys_), room(*values_)}, keys, values, kernel_runs(write));
-  keys_ = new_keys;
-  values_ = new_values;
-  layout_.apply(write);
-  return history_of(layout_.seen_by_last(n_tokens));
+  Layout after = layout_;
+  after.apply(write);
+  return kernels::SequenceRows{n_tokens,           {room(*keys_), room(*values_)},
+                               kernel_runs(write), kernel_ranges(after.runs(after.seen_by_last(n_tokens))),
+                               options().window,   layout_.keep()};
+}
+
+void KVCache::take_update(const kernels::SequenceRows& plan, const kernels::KvBuffers& written) {
+  keys_ = written.keys;
+  values_ = written.values;
+  layout_.apply(layout_.plan(plan.n_tokens));
 }
 
 History KVCache::update_quantized(const KvBuffer& keys, const KvBuffer& values) {
@@ -225,9 +244,7 @@ History KVCache::update_quantized(const KvBuffer& keys, const KvBuffer& values) 
 
 History KVCache::history_of(const Positions& positions) const {
   History history{*keys_, *values_, {}, options().window, layout_.keep()};
-  for (const StoredRun& run : layout_.runs(positions)) {
-    history.ranges.push_back({run.first_position, run.begin_row, run.n_rows});
-  }
+  history.ranges = kernel_ranges(layout_.runs(positions));
   return history;
 }
 

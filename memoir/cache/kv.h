@@ -72,6 +72,9 @@ class KVCache final : public AttentionCache {
   /// size.
   History update(const mlx::core::array& keys, const mlx::core::array& values) override;
 
+  std::optional<kernels::SequenceRows> plan_update(int n_tokens, mlx::core::Dtype dtype) override;
+  void take_update(const kernels::SequenceRows& plan, const kernels::KvBuffers& written) override;
+
   /// Appends rows that are codes already, in this cache's bits, group size and dtype of scales; else as update().
   History update_quantized(const kernels::KvBuffer& keys, const kernels::KvBuffer& values);
 

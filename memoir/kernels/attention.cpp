@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "memoir/kernels/attention_args.h"
 #include "memoir/kernels/device.h"
 #include "memoir/kernels/position_mask.h"
 #include "memoir/kernels/primitive.h"
@@ -42,16 +43,7 @@ void check_shapes(const mx::array& q, const History& history) {
 }
 
 void check_options(const mx::array& q, const History& history, const AttentionOptions& options) {
-  if (options.window && *options.window <= 0) {
-    refuse("window is " + std::to_string(*options.window) + ", expected at least 1");
-  }
-  if (options.chunk && *options.chunk <= 0) {
-    refuse("chunk is " + std::to_string(*options.chunk) + ", expected at least 1");
-  }
-  if (options.keep < 0) refuse("keep is " + std::to_string(options.keep) + ", expected at least 0");
-  if (options.sinks && (options.sinks->ndim() != 1 || options.sinks->shape(0) != q.shape(1))) {
-    refuse("sinks have shape " + shape_text(*options.sinks) + ", expected (" + std::to_string(q.shape(1)) + ")");
-  }
+  check_rules("attention", options, q.shape(1));
   if (!options.mask) return;
   const mx::array& mask = *options.mask;
   const auto is_one_of = [](int n, int wanted) { return n == 1 || n == wanted; };
@@ -76,23 +68,19 @@ struct Group {
   KvForm keys;
   KvForm values;
   std::vector<KvRange> ranges;
-  int window;  // 0: none
-  int keep;
+  cpu::AttentionArgs seen;
   int query_begin;
-  int n_queries;
 
   std::size_t n_arrays() const { return keys.n_arrays() + values.n_arrays(); }
 };
 
 class AttentionPrimitive : public CpuPrimitive {
  public:
-  AttentionPrimitive(mx::Stream stream, std::vector<Group> groups, AttentionOptions options)
-      : CpuPrimitive(stream), groups_(std::move(groups)), options_(std::move(options)) {
-    has_sinks_ = options_.sinks.has_value();
-    has_mask_ = options_.mask.has_value();
-    options_.sinks.reset();  // they are among the inputs
-    options_.mask.reset();
-  }
+  AttentionPrimitive(mx::Stream stream, std::vector<Group> groups, const AttentionOptions& options)
+      : CpuPrimitive(stream),
+        groups_(std::move(groups)),
+        has_sinks_(options.sinks.has_value()),
+        has_mask_(options.mask.has_value()) {}
   DEFINE_NAME(Attention)
 
   // inputs: queries [B, H, T, Dk], those of each group's keys and values, and where there are any sinks [H], mask.
@@ -108,7 +96,11 @@ class AttentionPrimitive : public CpuPrimitive {
       const Rows keys = sequences_of(group.keys, buffers);
       const Rows values = sequences_of(group.values, buffers + group.keys.n_arrays());
       for (int b = 0; b < q.shape(0); ++b) {
-        cpu::AttentionArgs args = sequence(group, q.shape(1), buffers[0].shape(1));
+        cpu::AttentionArgs args = group.seen;
+        args.n_heads = q.shape(1);
+        args.n_kv_heads = buffers[0].shape(1);
+        args.out_head_stride = group.values.dim;
+        args.out_row_stride = static_cast<std::ptrdiff_t>(args.n_heads) * group.values.dim;
         args.keys = keys.of_sequence(b);
         args.values = values.of_sequence(b);
         args.query_head_stride = queries.strides[1];
@@ -170,23 +162,6 @@ class AttentionPrimitive : public CpuPrimitive {
     return rows;
   }
 
-  cpu::AttentionArgs sequence(const Group& group, int n_heads, int n_kv_heads) const {
-    cpu::AttentionArgs args{};
-    args.n_heads = n_heads;
-    args.n_kv_heads = n_kv_heads;
-    args.n_queries = group.n_queries;
-    args.first_position = group.ranges.back().first_position + group.ranges.back().n_rows - group.n_queries;
-    args.scale = options_.scale;
-    args.soft_cap = options_.soft_cap;
-    args.window = group.window;
-    args.keep = group.keep;
-    args.chunk = options_.chunk.value_or(0);
-    args.is_causal = options_.is_causal;
-    args.out_head_stride = group.values.dim;
-    args.out_row_stride = static_cast<std::ptrdiff_t>(n_heads) * group.values.dim;
-    return args;
-  }
-
   static void set_mask(const mx::array& mask, int b, cpu::AttentionArgs& args) {
     const bool is_bool = mask.dtype() == mx::bool_;
     const std::ptrdiff_t n_columns = mask.shape(3);
@@ -198,7 +173,6 @@ class AttentionPrimitive : public CpuPrimitive {
   }
 
   std::vector<Group> groups_;
-  AttentionOptions options_;
   bool has_sinks_;
   bool has_mask_;
 };
@@ -213,7 +187,7 @@ mx::array cpu_attention(const mx::array& queries, std::span<const SequenceHistor
     const KvForm keys = append_inputs(s.history.keys, inputs);
     const KvForm values = append_inputs(s.history.values, inputs);
     const AttentionOptions seen = narrowed(options, s.history);
-    groups.push_back({keys, values, s.history.ranges, seen.window.value_or(0), seen.keep, query_begin, s.n_queries});
+    groups.push_back({keys, values, s.history.ranges, seen_args(seen, s.history.ranges, s.n_queries), query_begin});
     query_begin += s.n_queries;
   }
   if (options.sinks) inputs.push_back(as_float(*options.sinks));
@@ -288,6 +262,35 @@ mx::array composed_attention(const mx::array& queries, const History& history, c
 }
 
 }  // namespace
+
+cpu::AttentionArgs seen_args(const AttentionOptions& options, const std::vector<KvRange>& ranges, int n_queries) {
+  cpu::AttentionArgs args{};
+  args.n_queries = n_queries;
+  args.first_position = ranges.back().first_position + ranges.back().n_rows - n_queries;
+  args.scale = options.scale;
+  args.soft_cap = options.soft_cap;
+  args.window = options.window.value_or(0);
+  args.keep = options.keep;
+  args.chunk = options.chunk.value_or(0);
+  args.is_causal = options.is_causal;
+  return args;
+}
+
+void check_rules(const char* function, const AttentionOptions& options, int n_heads) {
+  const auto refuse = [function](const std::string& what) {
+    throw std::invalid_argument("[kernels." + std::string(function) + "] " + what);
+  };
+  if (options.window && *options.window <= 0) {
+    refuse("window is " + std::to_string(*options.window) + ", expected at least 1");
+  }
+  if (options.chunk && *options.chunk <= 0) {
+    refuse("chunk is " + std::to_string(*options.chunk) + ", expected at least 1");
+  }
+  if (options.keep < 0) refuse("keep is " + std::to_string(options.keep) + ", expected at least 0");
+  if (options.sinks && (options.sinks->ndim() != 1 || options.sinks->shape(0) != n_heads)) {
+    refuse("sinks have shape " + shape_text(*options.sinks) + ", expected (" + std::to_string(n_heads) + ")");
+  }
+}
 
 AttentionOptions narrowed(const AttentionOptions& options, const History& history) {
   AttentionOptions result = options;

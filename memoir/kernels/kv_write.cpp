@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "memoir/kernels/attention_args.h"
 #include "memoir/kernels/device.h"
 #include "memoir/kernels/primitive.h"
 #include "memoir/kernels/shape.h"
@@ -30,31 +31,6 @@ void check_rows(const char* name, const KvBuffer& buffer, const mx::array& rows)
   }
 }
 
-void check_runs(const KvBuffers& buffers, int n_tokens, const std::vector<RowRun>& runs) {
-  const int capacity = buffers.keys.data.shape(2);
-  int n_rows = 0;
-  for (const RowRun& run : runs) {
-    if (run.n_rows < 1 || run.n_rows > n_tokens - n_rows || run.begin_row < 0 ||
-        run.begin_row > capacity - run.n_rows) {
-      refuse("a run has " + std::to_string(run.n_rows) + " rows from row " + std::to_string(run.begin_row) +
-             ", expected at most " + std::to_string(n_tokens - n_rows) + " inside the capacity of " +
-             std::to_string(capacity));
-    }
-    n_rows += run.n_rows;
-  }
-  if (n_rows != n_tokens) {
-    refuse("the runs have " + std::to_string(n_rows) + " rows, expected T = " + std::to_string(n_tokens));
-  }
-}
-
-KvBuffer with_arrays(const KvBuffer& like, const mx::array* arrays) {
-  KvBuffer buffer{arrays[0]};
-  if (like.quantization) {
-    buffer.quantization = {arrays[1], arrays[2], like.quantization->group_size, like.quantization->bits};
-  }
-  return buffer;
-}
-
 class KvWritePrimitive : public CpuPrimitive {
  public:
   KvWritePrimitive(mx::Stream stream, const KvBuffers& buffers, std::vector<RowRun> runs)
@@ -70,30 +46,14 @@ class KvWritePrimitive : public CpuPrimitive {
 
  private:
   void write(const KvForm& form, mx::array* buffer, const mx::array& rows) {
-    cpu::KvWriteArgs args{};
+    cpu::KvWriteArgs args = write_args(form, buffer);
     args.n_sequences = rows.shape(0);
-    args.n_heads = rows.shape(1);
     args.n_tokens = rows.shape(2);
     const Strided x = rows_of(rows);
     args.x = static_cast<const float*>(x.data);
     args.x_sequence_stride = x.strides[0];
     args.x_head_stride = x.strides[1];
     args.x_row_stride = x.strides[2];
-    args.rows.dim = form.dim;
-    args.rows.data = buffer[0].data<std::uint8_t>();
-    args.rows.row_stride = buffer[0].shape(3);
-    args.rows.head_stride = args.rows.row_stride * buffer[0].shape(2);
-    args.sequence_stride = args.rows.head_stride * args.n_heads;
-    args.rows.element = element_of(buffer[form.bits == 0 ? 0 : 1].dtype());
-    if (form.bits > 0) {
-      args.rows.bits = form.bits;
-      args.rows.group_size = form.group_size;
-      args.rows.scales = buffer[1].data<std::uint8_t>();
-      args.rows.biases = buffer[2].data<std::uint8_t>();
-      args.rows.scale_row_stride = buffer[1].shape(3);
-      args.rows.scale_head_stride = args.rows.scale_row_stride * buffer[1].shape(2);
-      args.scale_sequence_stride = args.rows.scale_head_stride * args.n_heads;
-    }
     queue([args, runs = runs_]() mutable {
       args.runs = runs;
       cpu::write_rows(args);
@@ -130,6 +90,54 @@ KvBuffer composed_write(const KvBuffer& buffer, const mx::array& rows, const std
 
 }  // namespace
 
+cpu::KvWriteArgs write_args(const KvForm& form, mx::array* arrays) {
+  cpu::KvWriteArgs args{};
+  args.n_heads = arrays[0].shape(1);
+  args.rows.dim = form.dim;
+  args.rows.data = arrays[0].data<std::uint8_t>();
+  args.rows.row_stride = arrays[0].shape(3);
+  args.rows.head_stride = args.rows.row_stride * arrays[0].shape(2);
+  args.sequence_stride = args.rows.head_stride * args.n_heads;
+  args.rows.element = element_of(arrays[form.bits == 0 ? 0 : 1].dtype());
+  if (form.bits == 0) return args;
+  args.rows.bits = form.bits;
+  args.rows.group_size = form.group_size;
+  args.rows.scales = arrays[1].data<std::uint8_t>();
+  args.rows.biases = arrays[2].data<std::uint8_t>();
+  args.rows.scale_row_stride = arrays[1].shape(3);
+  args.rows.scale_head_stride = args.rows.scale_row_stride * arrays[1].shape(2);
+  args.scale_sequence_stride = args.rows.scale_head_stride * args.n_heads;
+  return args;
+}
+
+void check_runs(const char* function, const KvBuffers& buffers, int n_tokens, const std::vector<RowRun>& runs) {
+  const auto refuse = [function](const std::string& what) {
+    throw std::invalid_argument("[kernels." + std::string(function) + "] " + what);
+  };
+  const int capacity = buffers.keys.data.shape(2);
+  int n_rows = 0;
+  for (const RowRun& run : runs) {
+    if (run.n_rows < 1 || run.n_rows > n_tokens - n_rows || run.begin_row < 0 ||
+        run.begin_row > capacity - run.n_rows) {
+      refuse("a run has " + std::to_string(run.n_rows) + " rows from row " + std::to_string(run.begin_row) +
+             ", expected at most " + std::to_string(n_tokens - n_rows) + " inside the capacity of " +
+             std::to_string(capacity));
+    }
+    n_rows += run.n_rows;
+  }
+  if (n_rows != n_tokens) {
+    refuse("the runs have " + std::to_string(n_rows) + " rows, expected T = " + std::to_string(n_tokens));
+  }
+}
+
+KvBuffer with_arrays(const KvBuffer& like, const mx::array* arrays) {
+  KvBuffer buffer{arrays[0]};
+  if (like.quantization) {
+    buffer.quantization = {arrays[1], arrays[2], like.quantization->group_size, like.quantization->bits};
+  }
+  return buffer;
+}
+
 KvBuffers write_rows(KvBuffers buffers, const mx::array& keys, const mx::array& values,
                      const std::vector<RowRun>& runs) {
   check_history("kernels.write_rows", {buffers.keys, buffers.values, {}});
@@ -138,7 +146,7 @@ KvBuffers write_rows(KvBuffers buffers, const mx::array& keys, const mx::array& 
   if (keys.shape(2) != values.shape(2)) {
     refuse("keys has shape " + shape_text(keys) + ", values " + shape_text(values) + ": expected the same T");
   }
-  check_runs(buffers, keys.shape(2), runs);
+  check_runs("write_rows", buffers, keys.shape(2), runs);
   if (!on_cpu() || !is_float(buffers.keys.dtype()) || !is_float(buffers.values.dtype())) {
     return {composed_write(buffers.keys, keys, runs), composed_write(buffers.values, values, runs)};
   }

@@ -7,8 +7,7 @@
 
 #include "memoir/kernels/cpu/fused.h"
 #include "memoir/kernels/device.h"
-#include "memoir/kernels/linear_args.h"
-#include "memoir/kernels/norm_args.h"
+#include "memoir/kernels/mlp_args.h"
 #include "memoir/kernels/primitive.h"
 #include "memoir/kernels/shape.h"
 
@@ -20,12 +19,7 @@ namespace {
 class GatedMlpPrimitive : public CpuPrimitive {
  public:
   GatedMlpPrimitive(mx::Stream stream, const std::optional<Norm>& norm, const GatedMlp& mlp, bool has_residual)
-      : CpuPrimitive(stream),
-        gate_(mlp.gate),
-        gates_(mlp.gates),
-        ups_(mlp.ups),
-        down_(mlp.down),
-        has_residual_(has_residual) {
+      : CpuPrimitive(stream), mlp_(mlp), has_residual_(has_residual) {
     if (norm) norm_.emplace(*norm);
   }
   DEFINE_NAME(GatedMlp)
@@ -35,19 +29,14 @@ class GatedMlpPrimitive : public CpuPrimitive {
     const auto floats = [this](const mx::array& a) { return floats_of(a); };
     ArrayReader next(inputs);
     const mx::array& x = next();
-    cpu::GatedMlpArgs args;
-    args.n_rows = static_cast<int>(x.size() / static_cast<std::size_t>(gates_.format.n_columns));
-    args.x = floats_of(x);
     std::optional<cpu::NormArgs> norm;
-    if (norm_) {
-      norm = norm_->read(next, floats);
-      args.normed = temporary(x.size());
-    }
-    args.gate = gate_;
-    args.gates = gates_.read(next, floats);
-    args.ups = ups_.read(next, floats);
-    args.down = down_.read(next, floats);
-    const std::size_t n_inner = static_cast<std::size_t>(args.n_rows) * static_cast<std::size_t>(gates_.format.n_rows);
+    if (norm_) norm = norm_->read(next, floats);
+    cpu::GatedMlpArgs args = mlp_.read(next, floats);
+    args.n_rows = static_cast<int>(x.size() / static_cast<std::size_t>(args.gates.format.n_columns));
+    args.x = floats_of(x);
+    if (norm) args.normed = temporary(x.size());
+    const std::size_t n_inner =
+        static_cast<std::size_t>(args.n_rows) * static_cast<std::size_t>(args.gates.format.n_rows);
     args.inner = temporary(n_inner);
     args.inner_ups = temporary(n_inner);
     if (has_residual_) args.residual = floats_of(next());
@@ -60,10 +49,7 @@ class GatedMlpPrimitive : public CpuPrimitive {
 
  private:
   std::optional<NormReader> norm_;
-  Gate gate_;
-  LinearReader gates_;
-  LinearReader ups_;
-  LinearReader down_;
+  GatedMlpReader mlp_;
   bool has_residual_;
 };
 
@@ -105,23 +91,6 @@ class CapPrimitive : public CpuPrimitive {
   float cap_;
 };
 
-void check_mlp(const mx::array& x, const std::optional<Norm>& norm, const GatedMlp& mlp,
-               const std::optional<mx::array>& residual) {
-  check_columns("gated_mlp", x, mlp.gates);
-  check_columns("gated_mlp", x, mlp.ups);
-  if (norm) check_norm("gated_mlp", *norm, x.shape(-1));
-  const int inner = mlp.gates.rows();
-  if (mlp.ups.rows() != inner || mlp.down.columns() != inner || mlp.down.rows() != x.shape(-1)) {
-    throw std::invalid_argument("[kernels.gated_mlp] gates has " + std::to_string(inner) + " rows, ups " +
-                                std::to_string(mlp.ups.rows()) + ", down (" + std::to_string(mlp.down.rows()) + "," +
-                                std::to_string(mlp.down.columns()) + "): expected them to fit x " + shape_text(x));
-  }
-  if (residual && residual->shape() != x.shape()) {
-    throw std::invalid_argument("[kernels.gated_mlp] residual has shape " + shape_text(*residual) +
-                                ", expected that of x " + shape_text(x));
-  }
-}
-
 mx::array gated(Gate gate, const mx::array& z) {
   if (gate == Gate::kSilu) return mx::multiply(z, mx::sigmoid(z));
   if (gate == Gate::kSigmoid) return mx::sigmoid(z);
@@ -131,11 +100,27 @@ mx::array gated(Gate gate, const mx::array& z) {
   return mx::multiply(mx::multiply(scalar(0.5F), z), mx::add(scalar(1), mx::tanh(inner)));
 }
 
+}  // namespace
+
+void check_mlp(const char* function, const mx::array& x, const std::optional<Norm>& norm, const GatedMlp& mlp) {
+  check_columns(function, x, mlp.gates);
+  check_columns(function, x, mlp.ups);
+  if (norm) check_norm(function, *norm, x.shape(-1));
+  const int inner = mlp.gates.rows();
+  if (mlp.ups.rows() == inner && mlp.down.columns() == inner && mlp.down.rows() == x.shape(-1)) return;
+  throw std::invalid_argument("[kernels." + std::string(function) + "] gates has " + std::to_string(inner) +
+                              " rows, ups " + std::to_string(mlp.ups.rows()) + ", down (" +
+                              std::to_string(mlp.down.rows()) + "," + std::to_string(mlp.down.columns()) +
+                              "): expected them to fit x " + shape_text(x));
+}
+
 bool is_packed(const GatedMlp& mlp) {
   return mlp.gates.weight.packed && mlp.ups.weight.packed && mlp.down.weight.packed;
 }
 
-}  // namespace
+void append_arrays(const GatedMlp& mlp, std::vector<mx::array>& arrays) {
+  for (const Linear* layer : {&mlp.gates, &mlp.ups, &mlp.down}) append_arrays(*layer, arrays);
+}
 
 mx::array gate_product(const mx::array& gates, const mx::array& ups, Gate gate) {
   if (gates.ndim() < 1 || gates.shape() != ups.shape() || gates.dtype() != ups.dtype()) {
@@ -160,14 +145,18 @@ mx::array soft_cap(const mx::array& x, float cap) {
 
 mx::array gated_mlp(const mx::array& x, const std::optional<Norm>& norm, const GatedMlp& mlp,
                     const std::optional<mx::array>& residual) {
-  check_mlp(x, norm, mlp, residual);
+  check_mlp("gated_mlp", x, norm, mlp);
+  if (residual && residual->shape() != x.shape()) {
+    throw std::invalid_argument("[kernels.gated_mlp] residual has shape " + shape_text(*residual) +
+                                ", expected that of x " + shape_text(x));
+  }
   if (!is_packed(mlp)) {
     const mx::array in = norm ? kernels::norm(x, *norm) : x;
     return linear(mx::multiply(gated(mlp.gate, linear(in, mlp.gates)), linear(in, mlp.ups)), mlp.down, residual);
   }
   std::vector<mx::array> inputs = {as_float(x)};
   if (norm) append_arrays(*norm, inputs);
-  for (const Linear* layer : {&mlp.gates, &mlp.ups, &mlp.down}) append_arrays(*layer, inputs);
+  append_arrays(mlp, inputs);
   if (residual) inputs.push_back(as_float(*residual));
   const mx::array y(x.shape(), mx::float32,
                     std::make_shared<GatedMlpPrimitive>(cpu_stream(), norm, mlp, residual.has_value()),

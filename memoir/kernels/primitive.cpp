@@ -120,8 +120,15 @@ bool CpuPrimitive::is_takeable(const mx::array& input) {
 }
 
 void CpuPrimitive::take_over(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  take_over(inputs, 0, outputs, 0);
+}
+
+void CpuPrimitive::take_over(const std::vector<mx::array>& inputs, std::size_t first_input,
+                             std::vector<mx::array>& outputs, std::size_t first_output) {
   release_inputs(inputs, outputs);
-  for (std::size_t i = 0; i < outputs.size(); ++i) take_over_one(inputs[i], outputs[i]);
+  for (std::size_t i = first_output; i < outputs.size(); ++i) {
+    take_over_one(inputs[first_input + i - first_output], outputs[i]);
+  }
 }
 
 void CpuPrimitive::take_over_one(const mx::array& input, mx::array& output) {

@@ -34,8 +34,10 @@ class CpuPrimitive : public mlx::core::Primitive {
 
   /// Makes output i, of the shape and type of input i, hold that input's elements in row-major order, for each of the
   /// outputs: in its memory, if nothing else refers to that, else in a copy that is made when the work before it is
-  /// done.
+  /// done. Or the same for the outputs from first_output on and as many inputs from first_input on.
   void take_over(const std::vector<mlx::core::array>& inputs, std::vector<mlx::core::array>& outputs);
+  void take_over(const std::vector<mlx::core::array>& inputs, std::size_t first_input,
+                 std::vector<mlx::core::array>& outputs, std::size_t first_output);
 
   /// For take_over() and its like, in an operation of several outputs: lets go the handles on its inputs that each of
   /// the other outputs holds, without which an input would look as if it were in use elsewhere.

@@ -105,8 +105,9 @@ PreNormLayer::PreNormLayer(kernels::Norm attention_norm, SelfAttention attention
       mixture_(std::move(mixture)) {}
 
 mx::array PreNormLayer::forward(const mx::array& x, Step& step, std::size_t index) const {
+  if (mlp_) return attend_and_feed(x, attention_norm_, attention_, step, index, x, {mlp_norm_, *mlp_});
   const mx::array y = attend(x, attention_norm_, attention_, step, index, x);
-  return mlp_ ? kernels::gated_mlp(y, mlp_norm_, *mlp_, y) : mix(kernels::norm(y, mlp_norm_), *mixture_, y);
+  return mix(kernels::norm(y, mlp_norm_), *mixture_, y);
 }
 
 std::size_t PreNormLayer::size_bytes() const {

@@ -8,6 +8,7 @@
 
 #include "memoir/base/error.h"
 #include "memoir/cache/kv.h"
+#include "memoir/kernels/attention_block.h"
 #include "memoir/kernels/device.h"
 #include "memoir/kernels/linear.h"
 
@@ -56,9 +57,38 @@ SelfAttention read_self_attention(Weights& weights, const std::string& module, i
           {1 / std::sqrt(static_cast<float>(layout.head_dim))}};
 }
 
+namespace {
+
+std::optional<kernels::Turns> turns_of(const SelfAttention& layer, const Step& step) {
+  return layer.rope ? std::optional(step.turns.at(*layer.rope)) : std::nullopt;
+}
+
+// The layer as one operation, where it can be: caches first say where rows would go, and change when it is there.
+std::optional<mx::array> attend_at_once(const mx::array& x, const kernels::AttentionBlock& block, const Step& step,
+                                        const CachePlace& place, const std::optional<mx::array>& residual) {
+  if (step.cells || !kernels::is_block(block, x)) return std::nullopt;
+  std::vector<kernels::SequenceRows> plans;
+  for (const StepSequence& sequence : step.sequences) {
+    auto plan = attention_cache(*sequence.cache, place).plan_update(sequence.n_tokens, x.dtype());
+    if (!plan) return std::nullopt;
+    plans.push_back(std::move(*plan));
+  }
+  const kernels::BlockOutput output = kernels::attention_block(x, block, plans, residual);
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    attention_cache(*step.sequences[i].cache, place).take_update(plans[i], output.buffers[i]);
+  }
+  return output.y;
+}
+
+}  // namespace
+
 mx::array attend(const mx::array& x, const std::optional<kernels::Norm>& norm, const SelfAttention& layer,
                  const Step& step, const CachePlace& place, const std::optional<mx::array>& residual) {
-  const std::optional<kernels::Turns> turns = layer.rope ? std::optional(step.turns.at(*layer.rope)) : std::nullopt;
+  const std::optional<kernels::Turns> turns = turns_of(layer, step);
+  if (!layer.gates) {
+    const kernels::AttentionBlock block{norm, layer.projection, turns, layer.options, layer.output};
+    if (std::optional<mx::array> y = attend_at_once(x, block, step, place, residual)) return *y;
+  }
   const kernels::Heads heads = kernels::project_heads(x, norm, layer.projection, turns);
   const Histories histories = update(step, place, heads.keys, heads.values);
   mx::array gathered = kernels::attention(heads.queries, histories, layer.options);
@@ -67,6 +97,19 @@ mx::array attend(const mx::array& x, const std::optional<kernels::Norm>& norm, c
     gathered = kernels::gate_product(gates, gathered, kernels::Gate::kSigmoid);
   }
   return kernels::linear(gathered, layer.output, residual);
+}
+
+mx::array attend_and_feed(const mx::array& x, const std::optional<kernels::Norm>& norm, const SelfAttention& layer,
+                          const Step& step, const CachePlace& place, const std::optional<mx::array>& residual,
+                          const NormedMlp& behind) {
+  if (!layer.gates) {
+    const std::optional<kernels::Turns> turns = turns_of(layer, step);
+    const kernels::AttentionBlock block{norm,         layer.projection, turns,      layer.options,
+                                        layer.output, &behind.norm,     &behind.mlp};
+    if (std::optional<mx::array> y = attend_at_once(x, block, step, place, residual)) return *y;
+  }
+  const mx::array y = attend(x, norm, layer, step, place, residual);
+  return kernels::gated_mlp(y, behind.norm, behind.mlp, y);
 }
 
 mx::array cut_heads(const mx::array& x, int n_heads) {

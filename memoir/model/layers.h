@@ -97,6 +97,17 @@ mlx::core::array attend(const mlx::core::array& x, const std::optional<kernels::
                         const SelfAttention& attention, const Step& step, const CachePlace& place,
                         const std::optional<mlx::core::array>& residual);
 
+/// A feed-forward and the norm before it.
+struct NormedMlp {
+  const kernels::Norm& norm;
+  const kernels::GatedMlp& mlp;
+};
+
+/// With y = attend(...): mlp(norm(y)) + y.
+mlx::core::array attend_and_feed(const mlx::core::array& x, const std::optional<kernels::Norm>& norm,
+                                 const SelfAttention& attention, const Step& step, const CachePlace& place,
+                                 const std::optional<mlx::core::array>& residual, const NormedMlp& behind);
+
 /// [B, T, n * D] as [B, n, T, D], and back.
 mlx::core::array cut_heads(const mlx::core::array& x, int n_heads);
 mlx::core::array join_heads(const mlx::core::array& heads);
