@@ -183,7 +183,7 @@ void ModelCache::replace(ModelCache other) {
   layers_.swap(other.layers_);
 }
 
-std::optional<kernels::SequenceRows> AttentionCache::plan_update(int, mlx::core::Dtype) {
+std::optional<kernels::SequenceRows> AttentionCache::plan_update(int, const RowShape&) {
   return std::nullopt;
 }
 

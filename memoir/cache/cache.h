@@ -163,10 +163,10 @@ class AttentionCache : public LayerCache {
   /// Throws std::invalid_argument if a shape or dtype does not fit.
   virtual History update(const mlx::core::array& keys, const mlx::core::array& values) = 0;
 
-  /// For an operation that writes the rows itself (kernels::attention_block): where n_tokens rows of this dtype would
+  /// For an operation that writes the rows itself (kernels::attention_block): where n_tokens rows of this shape would
   /// go, all as update() would have it. The cache changes with take_update(), which has to come before anything else.
-  /// Returns nullopt where update() is needed: there is no buffer yet, or it would be refused.
-  virtual std::optional<kernels::SequenceRows> plan_update(int n_tokens, mlx::core::Dtype dtype);
+  /// Returns nullopt where update() would refuse the rows, or the kind writes them by itself only.
+  virtual std::optional<kernels::SequenceRows> plan_update(int n_tokens, const RowShape& shape);
 
   /// The rows have been written, by an operation at least: these are the buffers with them.
   virtual void take_update(const kernels::SequenceRows& plan, const kernels::KvBuffers& written);

@@ -208,25 +208,35 @@ History KVCache::append(const KvBuffer& keys, const KvBuffer& values) {
 History KVCache::update(const mx::array& keys, const mx::array& values) {
   check_rows(keys, values);
   const int n_tokens = keys.shape(kRowAxis);
-  check_room("update", n_tokens);
-  const std::optional<kernels::SequenceRows> plan = plan_update(n_tokens, keys.dtype());
+  const RowShape shape{keys.shape(0), keys.shape(1), keys.shape(3), values.shape(3), keys.dtype()};
+  const std::optional<kernels::SequenceRows> plan = keys_ ? plan_update(n_tokens, shape) : std::nullopt;
   if (!plan) return append(encoded(keys, format_), encoded(values, format_));
   take_update(*plan, kernels::write_rows(plan->buffers, keys, values, plan->runs));
   return {*keys_, *values_, plan->ranges, plan->window, plan->keep};
 }
 
-std::optional<kernels::SequenceRows> KVCache::plan_update(int n_tokens, mx::Dtype dtype) {
+bool KVCache::would_take(const RowShape& shape) const {
+  const auto takes = [&](int dim, const std::optional<KvBuffer>& buffer) {
+    if (format_.quantization && dim % format_.quantization->group_size != 0) return false;
+    return !buffer || (buffer->data.shape(0) == shape.n_sequences && buffer->data.shape(1) == shape.n_heads &&
+                       buffer->dim() == dim && (format_.dtype || buffer->dtype() == shape.dtype));
+  };
+  return takes(shape.key_dim, keys_) && takes(shape.value_dim, values_);
+}
+
+std::optional<kernels::SequenceRows> KVCache::plan_update(int n_tokens, const RowShape& shape) {
+  if (!would_take(shape)) return std::nullopt;
   check_room("update", n_tokens);
   const Write write = layout_.plan(n_tokens);
-  const bool begins_anew = !keys_ || (write.relocates && write.carried.empty());
-  if (begins_anew || (!format_.dtype && (dtype != keys_->dtype() || dtype != values_->dtype()))) return std::nullopt;
   copy_out_lost(write);
-  const auto room = [&](const KvBuffer& buffer) {
-    return write.relocates ? spread(buffer, write.capacity, write.carried, RowsLie::kSideBySide) : buffer;
+  const auto room = [&](const std::optional<KvBuffer>& buffer, int dim) {
+    if (!write.relocates) return *buffer;
+    if (write.carried.empty()) return zero_rows(shape, dim, write.capacity, format_);
+    return spread(*buffer, write.capacity, write.carried, RowsLie::kSideBySide);
   };
   Layout after = layout_;
   after.apply(write);
-  return kernels::SequenceRows{n_tokens,           {room(*keys_), room(*values_)},
+  return kernels::SequenceRows{n_tokens,           {room(keys_, shape.key_dim), room(values_, shape.value_dim)},
                                kernel_runs(write), kernel_ranges(after.runs(after.seen_by_last(n_tokens))),
                                options().window,   layout_.keep()};
 }

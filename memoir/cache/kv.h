@@ -72,7 +72,7 @@ class KVCache final : public AttentionCache {
   /// size.
   History update(const mlx::core::array& keys, const mlx::core::array& values) override;
 
-  std::optional<kernels::SequenceRows> plan_update(int n_tokens, mlx::core::Dtype dtype) override;
+  std::optional<kernels::SequenceRows> plan_update(int n_tokens, const RowShape& shape) override;
   void take_update(const kernels::SequenceRows& plan, const kernels::KvBuffers& written) override;
 
   /// Appends rows that are codes already, in this cache's bits, group size and dtype of scales; else as update().
@@ -109,6 +109,7 @@ class KVCache final : public AttentionCache {
 
   CacheKind kind_of() const;
   void check_rows(const mlx::core::array& keys, const mlx::core::array& values) const;
+  bool would_take(const RowShape& shape) const;
   bool is_in_format(const kernels::KvBuffer& rows) const;
   void check_encoded(const kernels::KvBuffer& keys, const kernels::KvBuffer& values) const;
   History append(const kernels::KvBuffer& keys, const kernels::KvBuffer& values);

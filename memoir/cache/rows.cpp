@@ -112,6 +112,18 @@ KvBuffer encoded(const mx::array& rows, const RowFormat& format) {
   return {parts[0], kernels::Quantization{parts[1], parts[2], group_size, bits}};
 }
 
+KvBuffer zero_rows(const RowShape& shape, int dim, int capacity, const RowFormat& format) {
+  const mx::Dtype dtype = format.dtype.value_or(shape.dtype);
+  const auto zeros = [&](int width, mx::Dtype type) {
+    return mx::zeros({shape.n_sequences, shape.n_heads, capacity, width}, type);
+  };
+  if (!format.quantization) return {zeros(dim, dtype)};
+  const auto [bits, group_size] = *format.quantization;
+  const int n_groups = dim / group_size;
+  return {zeros(dim * bits / 32, mx::uint32),
+          kernels::Quantization{zeros(n_groups, dtype), zeros(n_groups, dtype), group_size, bits}};
+}
+
 int n_rows(const KvBuffer& buffer) {
   return buffer.data.shape(kRowAxis);
 }

@@ -35,6 +35,19 @@ void check_format(const RowFormat& format);
 /// [B, H, T, D] rows in the format. D must be a multiple of the group size.
 kernels::KvBuffer encoded(const mlx::core::array& rows, const RowFormat& format);
 
+/// Keys and values as they come from a model.
+struct RowShape {
+  int n_sequences;
+  int n_heads;
+  int key_dim;
+  int value_dim;
+  mlx::core::Dtype dtype;
+};
+
+/// A buffer of `capacity` rows of zeros in the format, for keys or values of this width. dim must be a multiple of the
+/// group size.
+kernels::KvBuffer zero_rows(const RowShape& shape, int dim, int capacity, const RowFormat& format);
+
 int n_rows(const kernels::KvBuffer& buffer);
 
 /// True if rows of `a` can be written into `b`: all is equal but the number of rows.

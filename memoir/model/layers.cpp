@@ -67,9 +67,11 @@ std::optional<kernels::Turns> turns_of(const SelfAttention& layer, const Step& s
 std::optional<mx::array> attend_at_once(const mx::array& x, const kernels::AttentionBlock& block, const Step& step,
                                         const CachePlace& place, const std::optional<mx::array>& residual) {
   if (step.cells || !kernels::is_block(block, x)) return std::nullopt;
+  const kernels::HeadProjection& heads = block.projection;
+  const cache::RowShape shape{x.shape(0), heads.n_kv_heads, heads.head_dim, heads.head_dim, x.dtype()};
   std::vector<kernels::SequenceRows> plans;
   for (const StepSequence& sequence : step.sequences) {
-    auto plan = attention_cache(*sequence.cache, place).plan_update(sequence.n_tokens, x.dtype());
+    auto plan = attention_cache(*sequence.cache, place).plan_update(sequence.n_tokens, shape);
     if (!plan) return std::nullopt;
     plans.push_back(std::move(*plan));
   }
