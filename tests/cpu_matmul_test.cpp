@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -53,9 +54,9 @@ Matrix dense_matrix(int n_rows, Element element) {
 }
 
 // Random codes in MLX's form: code i of a row lies at bit i * bits of its words, low bits first.
-Matrix quantized_matrix(int n_rows, Element element, int bits, int group_size) {
+Matrix quantized_matrix(int n_rows, Element element, int bits, int group_size, bool has_biases = true) {
   std::mt19937 random(static_cast<unsigned>(n_rows * bits + group_size));
-  Matrix m{{n_rows, kColumns, element, bits, group_size}, {}, {}};
+  Matrix m{{n_rows, kColumns, element, bits, group_size, has_biases}, {}, {}};
   const std::size_t size = element_bytes(element);
   const auto rows = static_cast<std::size_t>(n_rows);
   const auto row_words = static_cast<std::size_t>(kColumns * bits / 32);
@@ -68,7 +69,10 @@ Matrix quantized_matrix(int n_rows, Element element, int bits, int group_size) {
   std::vector<double> bias_values;
   for (std::size_t i = 0; i < rows * n_groups; ++i) {
     scale_values.push_back(put(element, random_float(random) / 16, scales.data() + i * size));
-    bias_values.push_back(put(element, random_float(random), biases.data() + i * size));
+    // Without biases: what a format of codes from -2^(bits - 1) on stands for.
+    const float bias =
+        has_biases ? random_float(random) : -std::ldexp(static_cast<float>(scale_values.back()), bits - 1);
+    bias_values.push_back(put(element, bias, biases.data() + i * size));
   }
   for (std::size_t row = 0; row < rows; ++row) {
     for (std::size_t k = 0; k < kColumns; ++k) {
@@ -99,6 +103,7 @@ std::vector<Matrix> all_matrices() {
     }
     matrices.push_back(quantized_matrix(17, Element::kF32, bits, 32));
     matrices.push_back(quantized_matrix(17, Element::kBF16, bits, 32));
+    matrices.push_back(quantized_matrix(37, Element::kF16, bits, 32, false));
   }
   return matrices;
 }
@@ -142,6 +147,21 @@ TEST(Packed, TakesTheBytesOfTheStoredForm) {
   const PackedFormat format{64, kColumns, Element::kF16, 4, 32};
   EXPECT_EQ(format.size_bytes(), 64U * kColumns / 2 + 2 * 2 * 64U * kColumns / 32);
   EXPECT_EQ((PackedFormat{64, kColumns, Element::kBF16}.size_bytes()), 64U * kColumns * 2);
+}
+
+TEST(Packed, LeavesOutBiasesThatScalesImply) {
+  const Matrix with = quantized_matrix(32, Element::kF16, 4, 32);
+  const Matrix without = quantized_matrix(32, Element::kF16, 4, 32, false);
+  EXPECT_EQ(with.format.size_bytes() - without.format.size_bytes(), 2U * 32 * kColumns / 32);
+  const std::uint16_t scale = float_to_float16(0.75F);
+  const std::uint16_t bias = float_to_float16(-6);
+  const std::uint16_t other = float_to_float16(-6.004F);
+  const auto has_implied = [&](const std::uint16_t& b) {
+    return has_implied_biases(Element::kF16, 4, 1, reinterpret_cast<const std::byte*>(&scale),
+                              reinterpret_cast<const std::byte*>(&b));
+  };
+  EXPECT_TRUE(has_implied(bias));
+  EXPECT_FALSE(has_implied(other));
 }
 
 TEST(Packed, RowsComeBackAsTheyWere) {
@@ -267,6 +287,72 @@ TEST(Kernels, AreChosenByNameOrRefused) {
   EXPECT_THROW(choose_kernels("mmx"), std::invalid_argument);
   choose_kernels("");
   EXPECT_STREQ(kernels().name, list.sets[0]->name);
+}
+
+TEST(FixedRows, AreNearTheirValuesInEverySet) {
+  std::vector<float> x = random_rows(1);
+  for (int i = 0; i < kBlock; ++i) x[static_cast<std::size_t>(i)] *= 1e30F;
+  for (int i = kBlock; i < 2 * kBlock; ++i) x[static_cast<std::size_t>(i)] *= 1e-36F;
+  std::fill_n(x.begin() + 2 * kBlock, kBlock, 0.0F);
+  x[3 * kBlock] = -1024;           // takes all bits,
+  x[3 * kBlock + 1] = 1.0F / 512;  // and leaves few to others
+  const KernelList list = supported_kernels();
+  std::vector<FixedBlock> first;
+  for (int i = 0; i < list.n_sets; ++i) {
+    std::vector<FixedBlock> blocks(kColumns / kBlock);
+    list.sets[i]->fix_row(kColumns, x.data(), blocks.data());
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      double largest = 0;
+      double sum = 0;
+      for (std::size_t k = 0; k < kBlock; ++k) largest = std::max(largest, std::abs(double{x[b * kBlock + k]}));
+      for (std::size_t k = 0; k < kBlock; ++k) {
+        int q = 0;
+        for (const auto& digits : blocks[b].digits) q = q * 256 + digits[k];
+        sum += double{blocks[b].scale} * q;
+        ASSERT_NEAR(double{blocks[b].scale} * q, x[b * kBlock + k],
+                    std::max(std::ldexp(largest, -kFixedBits), std::ldexp(1, -127)))
+            << b << " " << k;
+      }
+      EXPECT_NEAR(blocks[b].sum, sum, std::abs(sum) * 1e-7);
+    }
+    if (first.empty()) first = blocks;
+    EXPECT_EQ(std::memcmp(first.data(), blocks.data(), blocks.size() * sizeof(FixedBlock)), 0) << list.sets[i]->name;
+  }
+}
+
+TEST(FixedRows, LargestCodesAndValuesDoNotOverflow) {
+  for (const int bits : {2, 3, 4, 5, 6, 8}) {
+    Matrix m{{16, kColumns, Element::kF32, bits, 128}, {}, {}};
+    const std::vector<std::uint32_t> words(static_cast<std::size_t>(16 * kColumns * bits / 32), ~std::uint32_t{0});
+    const std::vector<float> scales(16 * kColumns / 128, 1.0F);
+    const std::vector<float> biases(scales.size(), 0.0F);
+    m.packed.resize(m.format.size_bytes());
+    pack_quantized(m.format, words.data(), reinterpret_cast<const std::byte*>(scales.data()),
+                   reinterpret_cast<const std::byte*>(biases.data()), m.packed.data());
+    for (const float value : {1.0F, -1.0F, std::nextafter(2.0F, 0.0F), -std::nextafter(2.0F, 0.0F)}) {
+      const std::vector<float> x(kColumns, value);
+      const KernelList list = supported_kernels();
+      for (int i = 0; i < list.n_sets; ++i) {
+        const std::vector<float> y = product(*list.sets[i], m, x.data(), 1, nullptr);
+        const double expected = double{value} * ((1 << bits) - 1) * kColumns;
+        EXPECT_NEAR(y[3], expected, std::abs(expected) * 1e-6) << bits << " bits, " << list.sets[i]->name;
+      }
+    }
+  }
+}
+
+TEST(Matmul, InfinityAmongActivationsGivesNanForQuantizedWeights) {
+  const Matrix m = quantized_matrix(37, Element::kF16, 4, 32);
+  std::vector<float> x = random_rows(2);
+  x[7] = std::numeric_limits<float>::infinity();
+  const KernelList list = supported_kernels();
+  for (int i = 0; i < list.n_sets; ++i) {
+    const std::vector<float> y = product(*list.sets[i], m, x.data(), 2, nullptr);
+    for (std::size_t n = 0; n < 37; ++n) {
+      EXPECT_TRUE(std::isnan(y[n]));
+      EXPECT_TRUE(std::isfinite(y[37 + n]));
+    }
+  }
 }
 
 TEST(Matmul, ANanReachesItsRowOnly) {

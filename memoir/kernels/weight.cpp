@@ -12,16 +12,12 @@
 
 #include "memoir/kernels/device.h"
 #include "memoir/kernels/shape.h"
+#include "memoir/kernels/weight_memory.h"
 
 namespace mx = mlx::core;
 
 namespace memoir::kernels {
 namespace {
-
-constexpr std::size_t kAlignment = 64;  // a line of the processor's cache, so that no vector straddles two
-
-// An array's sizes are ints. A larger matrix stays as it is: slower, and right.
-constexpr std::size_t kMaxPackedBytes = (std::size_t{1} << 31) - 2 * kAlignment;
 
 mx::Dtype dtype_of(cpu::Element element) {
   switch (element) {
@@ -82,11 +78,6 @@ void check_weight(const Weight& weight) {
   if (!is_float(data.dtype())) refuse("the weight is " + described(data) + ", expected float32, float16 or bfloat16");
 }
 
-mx::array aligned_bytes(std::size_t n_bytes) {
-  const std::size_t n_allocated = n_bytes + kAlignment;
-  return mx::array(mx::allocator::malloc(n_allocated), {static_cast<int>(n_allocated)}, mx::uint8);
-}
-
 }  // namespace
 
 cpu::Element element_of(mx::Dtype dtype) {
@@ -110,6 +101,21 @@ std::size_t Weight::size_bytes() const {
   if (quantization) n_bytes += quantization->scales.nbytes() + quantization->biases.nbytes();
   return n_bytes;
 }
+
+namespace {
+
+// Whether every bias is what cpu::implied_bias() makes of its scale: Q4_0 and Q8_0 of GGUF.
+bool has_implied_biases(const Weight& weight) {
+  if (!weight.quantization) return false;
+  const Quantization& q = *weight.quantization;
+  if (q.biases.dtype() != q.scales.dtype()) return false;
+  const mx::array scales = mx::contiguous(q.scales);
+  const mx::array biases = mx::contiguous(q.biases);
+  mx::eval(scales, biases);
+  return cpu::has_implied_biases(element_of(scales.dtype()), q.bits, scales.size(), bytes_of(scales), bytes_of(biases));
+}
+
+}  // namespace
 
 cpu::PackedFormat packed_format(const Weight& weight) {
   check_weight(weight);
@@ -157,17 +163,15 @@ bool is_float(mx::Dtype dtype) {
 }
 
 const std::byte* packed_bytes(const mx::array& data) {
-  const auto address = reinterpret_cast<std::uintptr_t>(data.data<std::uint8_t>());
-  const std::uintptr_t aligned = (address + kAlignment - 1) / kAlignment * kAlignment;
-  return reinterpret_cast<const std::byte*>(aligned);
+  return reinterpret_cast<const std::byte*>(data.data<std::uint8_t>());
 }
 
 Weight prepared(Weight weight) {
   if (weight.packed) return weight;
-  const cpu::PackedFormat format = packed_format(weight);
+  cpu::PackedFormat format = packed_format(weight);
   if (!on_cpu()) return weight;
-  if (format.size_bytes() > kMaxPackedBytes) return weight;
-  mx::array packed = aligned_bytes(format.size_bytes());
+  format.has_biases = !has_implied_biases(weight);
+  mx::array packed = weight_memory(format.size_bytes());
   pack(weight, format, const_cast<std::byte*>(packed_bytes(packed)));
   return {std::move(packed), std::nullopt, format};
 }

@@ -64,7 +64,7 @@ bool is_float(mlx::core::Dtype dtype);
 /// How the CPU kernels name a floating type: float32 but for the two halves.
 cpu::Element element_of(mlx::core::Dtype dtype);
 
-/// Where the packed bytes begin in an evaluated array: at the first multiple of 64 in its buffer.
+/// The packed bytes of an evaluated array.
 const std::byte* packed_bytes(const mlx::core::array& data);
 
 }  // namespace memoir::kernels

@@ -1,6 +1,5 @@
 #include "memoir/kernels/weight_stack.h"
 
-#include <mlx/allocator.h>
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
@@ -13,21 +12,20 @@
 #include "memoir/kernels/device.h"
 #include "memoir/kernels/primitive.h"
 #include "memoir/kernels/shape.h"
+#include "memoir/kernels/weight_memory.h"
 
 namespace mx = mlx::core;
 
 namespace memoir::kernels {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
-
 std::size_t aligned(std::size_t n_bytes) {
-  return (n_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (n_bytes + kLineBytes - 1) / kLineBytes * kLineBytes;
 }
 
 bool is_same(const cpu::PackedFormat& a, const cpu::PackedFormat& b) {
   return a.n_rows == b.n_rows && a.n_columns == b.n_columns && a.element == b.element && a.bits == b.bits &&
-         a.group_size == b.group_size;
+         a.group_size == b.group_size && a.has_biases == b.has_biases;
 }
 
 void check_format(const cpu::PackedFormat& format, const cpu::PackedFormat& first, int index) {
@@ -41,11 +39,7 @@ void check_format(const cpu::PackedFormat& format, const cpu::PackedFormat& firs
 
 WeightStack packed_stack(int n, const Weight& first, const std::function<Weight(int)>& read) {
   const cpu::PackedFormat format = packed_format(first);
-  // Two axes, since one holds no more than an int can count. A line more than needed, for the alignment.
-  const std::size_t n_lines = static_cast<std::size_t>(n) * aligned(format.size_bytes()) / kAlignment + 1;
-  if (n_lines > (std::size_t{1} << 31) - 1) throw std::invalid_argument("[kernels.stacked] too large");
-  mx::array data(mx::allocator::malloc(n_lines * kAlignment), {static_cast<int>(n_lines), static_cast<int>(kAlignment)},
-                 mx::uint8);
+  mx::array data = weight_memory(static_cast<std::size_t>(n) * aligned(format.size_bytes()));
   WeightStack stack{n, format.n_rows, format.n_columns, std::move(data), std::nullopt, format};
   auto* out = const_cast<std::byte*>(packed_bytes(stack.data));
   pack(first, format, out);

@@ -1,5 +1,7 @@
 #include "memoir/model/load.h"
 
+#include <mlx/memory.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -12,6 +14,7 @@
 #include "memoir/model/weights.h"
 
 namespace fs = std::filesystem;
+namespace mx = mlx::core;
 
 namespace memoir::model {
 namespace {
@@ -36,6 +39,7 @@ std::vector<TokenId> end_tokens(const ModelConfig& config, const std::optional<t
 LoadedModel assemble(const ModelConfig& config, Weights& weights, std::optional<text::Tokenizer> tokenizer) {
   LoadedModel loaded;
   loaded.model = make_model(config, weights);
+  mx::clear_cache();  // of what was read on the way to packed weights: as large as the largest of them
   loaded.end_tokens = end_tokens(config, tokenizer);
   loaded.notes = weights.notes();
   if (tokenizer) {

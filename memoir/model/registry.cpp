@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "memoir/base/error.h"
+#include "memoir/kernels/weight_memory.h"
 #include "memoir/model/families.h"
 #include "memoir/model/model.h"
 
@@ -74,6 +75,7 @@ void check_supported(const std::string& model_type, const std::string& path) {
 }
 
 std::unique_ptr<Model> make_model(const ModelConfig& config, Weights& weights) {
+  const kernels::WeightChunks chunks;
   std::unique_ptr<Model> model = find_family(config.model_type, config.path).make(config, weights);
   weights.finish();
   return model;

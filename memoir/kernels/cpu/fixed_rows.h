@@ -8,7 +8,7 @@
 // base 256, the most significant first, each from -128 to 127: q = (d0 * 256 + d1) * 256 + d2. Products of weights'
 // codes with digits are products of bytes, of which a processor does four times as many at once as of floats.
 //
-// Values below 2^-126 of a block whose largest value is below 2^-105 are lost (taken for zero).
+// Where the largest value of a block is below 2^-105, the scale is 2^-126, and the error at most half of that.
 
 #include <cstdint>
 

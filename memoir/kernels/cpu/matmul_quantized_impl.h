@@ -69,7 +69,7 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
   unrolled<kRows * kTiles>([&](auto i) __attribute__((always_inline)) { y[i / kTiles][i % kTiles] = S::zero(); });
   for (int g = 0; g < format.n_groups(); ++g) {
     const std::byte* scales = at;
-    at += 2 * scale_bytes;
+    at += (format.has_biases ? 2 : 1) * scale_bytes;
     for (int k = 0; k < format.group_size; k += kBlock, at += kBlockBytes, ++x) {
       typename S::Dot dots[kRows][kTiles][kDigits];
       unrolled<kRows * kTiles * kDigits>([&](auto i) __attribute__((always_inline)) {
@@ -98,7 +98,8 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
       unrolled<kTiles>([&](auto t) __attribute__((always_inline)) {
         const std::byte* of_tile = scales + static_cast<std::size_t>(t) * tile_bytes;
         const typename S::F scale = load_elements<S>(format.element, of_tile);
-        const typename S::F bias = load_elements<S>(format.element, of_tile + scale_bytes);
+        const typename S::F bias = format.has_biases ? load_elements<S>(format.element, of_tile + scale_bytes)
+                                                     : S::mul(scale, S::set(implied_bias(kBits, 1)));
         unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
           const FixedBlock& block = x[static_cast<std::size_t>(r) * n_blocks];
           const typename S::F sum = S::mul(joined<S, kBits>(dots[r][t]), scale);

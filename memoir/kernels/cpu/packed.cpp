@@ -123,6 +123,13 @@ float element_at(Element element, const std::byte* values, std::size_t i) {
   return element == Element::kF16 ? float16_to_float(half) : bfloat16_to_float(half);
 }
 
+bool has_implied_biases(Element element, int bits, std::size_t n, const std::byte* scales, const std::byte* biases) {
+  for (std::size_t i = 0; i < n; ++i) {
+    if (element_at(element, biases, i) != implied_bias(bits, element_at(element, scales, i))) return false;
+  }
+  return true;
+}
+
 void pack_dense(const PackedFormat& format, const std::byte* values, std::byte* out) {
   const std::size_t size = element_bytes(format.element);
   const auto n_columns = static_cast<std::size_t>(format.n_columns);
@@ -146,8 +153,8 @@ void pack_quantized(const PackedFormat& format, const std::uint32_t* words, cons
     std::byte* group = out + static_cast<std::size_t>(row / kLanes) * format.tile_bytes();
     for (std::size_t g = 0; g < n_groups; ++g, group += format.group_bytes()) {
       std::memcpy(group + lane * size, scales + (r * n_groups + g) * size, size);
-      std::memcpy(group + (kLanes + lane) * size, biases + (r * n_groups + g) * size, size);
-      std::byte* block = group + 2 * kLanes * size;
+      if (format.has_biases) std::memcpy(group + (kLanes + lane) * size, biases + (r * n_groups + g) * size, size);
+      std::byte* block = group + (format.has_biases ? 2 : 1) * kLanes * size;
       for (int k = 0; k < format.group_size; k += kBlock, block += format.block_bytes()) {
         const std::size_t column = g * static_cast<std::size_t>(format.group_size) + static_cast<std::size_t>(k);
         const std::uint32_t* codes = words + r * row_words + column * static_cast<std::size_t>(format.bits) / 32;
@@ -174,8 +181,9 @@ void unpack_quantized_row(const PackedFormat& format, const std::byte* tile, int
   const std::size_t size = element_bytes(format.element);
   for (int g = 0; g < format.n_groups(); ++g, tile += format.group_bytes()) {
     const float scale = element_at(format.element, tile, static_cast<std::size_t>(lane));
-    const float bias = element_at(format.element, tile, static_cast<std::size_t>(kLanes + lane));
-    const std::byte* block = tile + 2 * kLanes * size;
+    const float bias = format.has_biases ? element_at(format.element, tile, static_cast<std::size_t>(kLanes + lane))
+                                         : implied_bias(format.bits, scale);
+    const std::byte* block = tile + (format.has_biases ? 2 : 1) * kLanes * size;
     for (int k = 0; k < format.group_size; ++k) {
       const auto* words =
           reinterpret_cast<const std::uint32_t*>(block + static_cast<std::size_t>(k / kBlock) * format.block_bytes());

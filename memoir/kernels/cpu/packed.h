@@ -7,12 +7,13 @@
 //
 // Dense (f32, f16, bf16): tile t holds columns x 16 values; column k of row 16 t + l at [t][k][l].
 //
-// Quantized: for each tile, for each group of columns: 16 scales, 16 biases (f16, bf16 or f32), then the codes in
-// blocks of 32 columns. A code of b bits is split into planes of 8, 4, 2 or 1 bits: 3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2.
-// The columns of a block are taken in 8 quads of four; a plane of p bits takes p words of 16 lanes, and the four bytes
-// of a lane hold one row's part of the four columns of several quads: quad q in word q % p, in each byte shifted by q /
-// p * p. So a shift and a mask give the codes of a quad as bytes, what a processor multiplies fastest. The bytes are as
-// many as in MLX's form, but for the rows that fill the last tile.
+// Quantized: for each tile, for each group of columns: 16 scales, 16 biases (f16, bf16 or f32; where all are what their
+// scales imply, as in GGUF's Q4_0 and Q8_0, they are left out), then the codes in blocks of 32 columns. A code of b
+// bits is split into planes of 8, 4, 2 or 1 bits: 3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2. The columns of a block are taken in
+// 8 quads of four; a plane of p bits takes p words of 16 lanes, and the four bytes of a lane hold one row's part of the
+// four columns of several quads: quad q in word q % p, in each byte shifted by q / p * p. So a shift and a mask give
+// the codes of a quad as bytes, what a processor multiplies fastest. The bytes are as many as in MLX's form, but for
+// the rows that fill the last tile.
 
 #include <cstddef>
 #include <cstdint>
@@ -41,9 +42,10 @@ float element_at(Element element, const std::byte* values, std::size_t i);
 struct PackedFormat {
   int n_rows;
   int n_columns;
-  Element element;     // of the values, or of scales and biases
-  int bits = 0;        // 0: dense; else 2, 3, 4, 5, 6 or 8
-  int group_size = 0;  // quantized: 32, 64 or 128, divides n_columns
+  Element element;         // of the values, or of scales and biases
+  int bits = 0;            // 0: dense; else 2, 3, 4, 5, 6 or 8
+  int group_size = 0;      // quantized: 32, 64 or 128, divides n_columns
+  bool has_biases = true;  // quantized: false where implied_bias() gives them
 
   bool is_quantized() const { return bits > 0; }
   int n_tiles() const { return (n_rows + kLanes - 1) / kLanes; }
@@ -51,7 +53,8 @@ struct PackedFormat {
 
   std::size_t block_bytes() const { return static_cast<std::size_t>(bits) * kLanes * sizeof(std::uint32_t); }
   std::size_t group_bytes() const {
-    return 2 * kLanes * element_bytes(element) + static_cast<std::size_t>(group_size / kBlock) * block_bytes();
+    return (has_biases ? 2 : 1) * kLanes * element_bytes(element) +
+           static_cast<std::size_t>(group_size / kBlock) * block_bytes();
   }
   std::size_t tile_bytes() const {
     return is_quantized() ? static_cast<std::size_t>(n_groups()) * group_bytes()
@@ -60,10 +63,19 @@ struct PackedFormat {
   std::size_t size_bytes() const { return static_cast<std::size_t>(n_tiles()) * tile_bytes(); }
 };
 
+/// The bias of codes that stand for numbers from -2^(bits - 1) on.
+constexpr float implied_bias(int bits, float scale) {
+  return -static_cast<float>(1 << (bits - 1)) * scale;
+}
+
+/// Whether each of n biases is what its scale implies.
+bool has_implied_biases(Element element, int bits, std::size_t n, const std::byte* scales, const std::byte* biases);
+
 /// Packs a dense row-major matrix. `values`: n_rows * n_columns elements of format.element. `out`: size_bytes().
 void pack_dense(const PackedFormat& format, const std::byte* values, std::byte* out);
 
-/// Packs MLX's affine form: `words` [n_rows, n_columns * bits / 32], scales and biases [n_rows, n_groups].
+/// Packs MLX's affine form: `words` [n_rows, n_columns * bits / 32], scales and biases [n_rows, n_groups]
+/// (these are not read where the format has none).
 void pack_quantized(const PackedFormat& format, const std::uint32_t* words, const std::byte* scales,
                     const std::byte* biases, std::byte* out);
 
