@@ -54,6 +54,13 @@ template <typename S, int kBits>
   }
 }
 
+// Asks for a line of weights ahead: the same place of the tiles that come next, since the processor's own prefetcher
+// stops at each page of 4 KiB. One or two rows read it once, and need not drive the keys and values of a cache out.
+template <int kRows>
+[[gnu::always_inline]] inline void ask_for(const std::byte* line) {
+  __builtin_prefetch(line, 0, kRows <= 2 ? 0 : 3);
+}
+
 // kRows rows of x against kTiles tiles. The codes are taken apart anew for each call: that hides behind the products.
 template <typename S, int kLow, int kHigh, int kRows, int kTiles>
 void quantized_rows(const MatmulArgs& args, int tile, int row) {
@@ -69,18 +76,17 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
   unrolled<kRows * kTiles>([&](auto i) __attribute__((always_inline)) { y[i / kTiles][i % kTiles] = S::zero(); });
   for (int g = 0; g < format.n_groups(); ++g) {
     const std::byte* scales = at;
+    unrolled<kTiles>([&](auto t)
+                         __attribute__((always_inline)) { ask_for<kRows>(scales + (kTiles + t) * tile_bytes); });
     at += (format.has_biases ? 2 : 1) * scale_bytes;
     for (int k = 0; k < format.group_size; k += kBlock, at += kBlockBytes, ++x) {
       typename S::Dot dots[kRows][kTiles][kDigits];
       unrolled<kRows * kTiles * kDigits>([&](auto i) __attribute__((always_inline)) {
         dots[i / kDigits / kTiles][i / kDigits % kTiles][i % kDigits] = S::dot_zero();
       });
-      // The same place of the tiles that come next: the processor's own prefetcher stops at each page of 4 KiB.
-      const std::byte* next = at + kTiles * tile_bytes;
       unrolled<kTiles * kBits>([&](auto i) __attribute__((always_inline)) {
-        __builtin_prefetch(
-            next + static_cast<std::size_t>(i / kBits) * tile_bytes + static_cast<std::size_t>(i % kBits) * kLanes * 4,
-            0, 3);
+        ask_for<kRows>(at + (kTiles + static_cast<std::size_t>(i / kBits)) * tile_bytes +
+                       static_cast<std::size_t>(i % kBits) * kLanes * 4);
       });
       unrolled<kQuads>([&](auto q) __attribute__((always_inline)) {
         typename S::I w[kTiles];
