@@ -10,6 +10,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "memoir/kernels/cpu/gated_delta.h"
@@ -148,7 +149,7 @@ Result same_everywhere(int n_tokens, const std::string& what,
   Result first;
   for (int i = 0; i < list.n_sets; ++i) {
     choose_kernels(list.sets[i]->name);
-    EXPECT_STREQ(recurrent_kernels().name, list.sets[i]->name);
+    EXPECT_TRUE(std::string_view(list.sets[i]->name).starts_with(recurrent_kernels().name)) << list.sets[i]->name;
     for (const int n : {1, 2, 3}) {
       set_n_threads(n);
       for (const std::vector<int>& split : splits) {

@@ -279,7 +279,7 @@ TEST(MixExperts, QuantizedExpertsGiveTheResultsOfTheirValues) {
     };
     Plain values = plain;
     const Experts experts{quantized(values.gates), quantized(values.ups), quantized(values.down)};
-    EXPECT_LT(max_difference(mix_experts(x, routes, experts), naive(x, routes, values, experts)), 1e-5F) << bits;
+    EXPECT_LT(max_difference(mix_experts(x, routes, experts), naive(x, routes, values, experts)), 3e-5F) << bits;
   }
 }
 
