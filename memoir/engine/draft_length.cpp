@@ -26,6 +26,10 @@ int DraftLength::frontier() const {
   return n;
 }
 
+int DraftLength::farthest() const {
+  return 2 * frontier() + 1;
+}
+
 int DraftLength::n_measured() const {
   return static_cast<int>(std::count_if(seconds_.begin(), seconds_.end(), [](const auto& s) { return s.has_value(); }));
 }
@@ -39,7 +43,11 @@ std::optional<double> DraftLength::seconds(int n) const {
   while (above <= kMax && !seconds_[at(above)]) ++above;
   if (below < 0 && above > kMax) return std::nullopt;
   if (below < 0) return seconds_[at(above)];
-  if (above > kMax) return seconds_[at(below)];
+  if (above > kMax) {
+    if (below == 0 || !seconds_[0]) return seconds_[at(below)];
+    const double rise = std::max(0.0, (*seconds_[at(below)] - *seconds_[0]) / below);
+    return *seconds_[at(below)] + (n - below) * rise;
+  }
   const double share = static_cast<double>(n - below) / (above - below);
   return *seconds_[at(below)] + share * (*seconds_[at(above)] - *seconds_[at(below)]);
 }
@@ -47,7 +55,7 @@ std::optional<double> DraftLength::seconds(int n) const {
 int DraftLength::best() const {
   if (n_measured() < 2) return 0;
   const int believed = frontier();
-  const int most = std::min(believed + 1, kMax);
+  const int most = std::min(farthest(), kMax);
   const double beyond = believed > 0 ? rates_[at(believed - 1)].value : 1;
   double tokens = 1;
   double all_right = 1;
@@ -72,7 +80,7 @@ int DraftLength::choose(int limit) const {
   if (!seconds_[1]) return std::min(1, limit);
   const int chosen = best();
   const bool tries_more = rounds_to_probe_ <= 0;
-  return std::min({tries_more ? chosen + 1 : chosen, frontier() + 1, limit, kMax});
+  return std::min({tries_more ? chosen + 1 : chosen, farthest(), limit, kMax});
 }
 
 void DraftLength::learn(int position, bool is_right) {

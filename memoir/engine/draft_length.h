@@ -3,17 +3,20 @@
 // How many tokens to draft next: as many as have paid so far.
 //
 // A round is one forward pass over the present token and n drafts; it yields one token and the drafts that were right.
-// The number chosen is the n in [0, frontier + 1] with the most expected tokens for its time,
+// The number chosen is the n in [0, 2 frontier + 1] with the most expected tokens for its time,
 //   (1 + a1 + a1 a2 + ... + a1...an) / seconds(n)
 //   a_i         how often the i-th draft was right when those before it were: a moving average, believed from
 //               kBelieved samples on. Before, it is that of the last position that is believed (1 if none is).
-//   frontier    the positions up to which all are believed: so the length climbs one step at a time
-//   seconds(n)  a moving average for each n; between two known ones by proportion, outside as the nearest. A sample
+//   frontier    the positions up to which all are believed: so the length about doubles while all goes well, and a text
+//               that repeats itself is followed far after a score of rounds
+//   seconds(n)  a moving average for each n; between two known ones by proportion, above them as it rose from 0 on. A
+//   sample
 //               moves it by a quarter at most, so that one stall of the machine decides nothing. The first round of a
 //               length after another one isn't counted: it pays for the change.
 // 0 and 1 are measured first. From then on one more than the choice is tried now and then (for two rounds: the second
 // one is measured), at 4 rounds' distance, which doubles to 512 while the choice stays: where drafting doesn't pay it
-// costs next to nothing, and is noticed again. The rule follows the adaptive draft length of Ollama's MLX runner.
+// costs next to nothing, and is noticed again. The rule follows the adaptive draft length of Ollama's MLX runner, whose
+// length climbs one step at a time.
 //
 // Ownership: a value. Threads: one at a time. No clock of its own: times are told.
 
@@ -55,6 +58,7 @@ class DraftLength {
 
   void learn(int position, bool is_right);
   void learn_seconds(int n_drafted, double seconds);
+  int farthest() const;  // that may be tried
   int n_measured() const;
 
   std::array<Rate, kMax> rates_;  // of the i-th draft, from 0
