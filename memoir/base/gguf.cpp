@@ -486,4 +486,13 @@ void GgufFile::read(const GgufTensor& tensor, std::span<std::byte> out) const {
   source_->read(tensor.offset, out);
 }
 
+void GgufFile::read_part(const GgufTensor& tensor, std::uint64_t begin, std::span<std::byte> out) const {
+  if (begin > tensor.size_bytes || out.size() > tensor.size_bytes - begin) {
+    throw std::invalid_argument("[gguf.read_part] the tensor " + tensor.name + " has " +
+                                std::to_string(tensor.size_bytes) + " bytes, asked for are " +
+                                std::to_string(out.size()) + " from " + std::to_string(begin));
+  }
+  source_->read(tensor.offset + begin, out);
+}
+
 }  // namespace memoir

@@ -101,6 +101,10 @@ class GgufFile {
   /// The raw bytes of a tensor, blocks and all. `out` must have size_bytes bytes (else std::invalid_argument).
   void read(const GgufTensor& tensor, std::span<std::byte> out) const;
 
+  /// The tensor's bytes from `begin` on, as many as `out` has room for. Throws std::invalid_argument if it has not so
+  /// many, and as read().
+  void read_part(const GgufTensor& tensor, std::uint64_t begin, std::span<std::byte> out) const;
+
  private:
   std::unique_ptr<ByteSource> source_;
   std::map<std::string, Value, std::less<>> metadata_;

@@ -58,6 +58,8 @@ std::optional<mx::Dtype> dense_dtype(GgufType type) {
   }
 }
 
+constexpr std::size_t kPieceBlocks = std::size_t{1} << 14;
+
 class GgufWeights : public Weights {
  public:
   GgufWeights(GgufFile file, const ModelConfig& config)
@@ -183,7 +185,7 @@ class GgufWeights : public Weights {
   }
 
   // nullopt if a scale or bias does not fit float16.
-  std::optional<kernels::Weight> read_affine(const GgufTensor& tensor, std::size_t n_heads) const {
+  std::optional<kernels::Weight> read_affine(const GgufTensor& tensor, std::size_t n_heads) {
     const int bits = *affine_bits(tensor.type);
     const auto columns = tensor.shape.back();
     const int rows = static_cast<int>(tensor.n_elements() / columns);
@@ -194,7 +196,18 @@ class GgufWeights : public Weights {
     mx::array biases = filled_array({rows, n_groups}, mx::float16, nothing);
     const AffineRows out{elements<std::uint32_t>(words), elements<std::uint16_t>(scales),
                          elements<std::uint16_t>(biases)};
-    if (!unpack_affine(tensor.type, read_blocks(tensor), out)) return std::nullopt;
+    const std::size_t n_blocks = scales.size();
+    const std::size_t block_bytes = tensor.size_bytes / n_blocks;
+    const auto n_words = static_cast<std::size_t>(bits);
+    // In pieces: what is read on the way to a large matrix need not be as large.
+    for (std::size_t begin = 0; begin < n_blocks; begin += kPieceBlocks) {
+      const std::size_t n = std::min(kPieceBlocks, n_blocks - begin);
+      piece_.resize(n * block_bytes);
+      file_.read_part(tensor, begin * block_bytes, piece_);
+      const AffineRows part{out.words.subspan(begin * n_words, n * n_words), out.scales.subspan(begin, n),
+                            out.biases.subspan(begin, n)};
+      if (!unpack_affine(tensor.type, piece_, part)) return std::nullopt;
+    }
     if (n_heads > 0) {
       for (mx::array* part : {&words, &scales, &biases}) {
         deinterleave_heads({part->data<std::byte>(), part->nbytes()}, static_cast<std::size_t>(rows), n_heads);
@@ -247,6 +260,7 @@ class GgufWeights : public Weights {
   float linear_factor_;
   std::map<std::string, const GgufTensor*> tensors_;  // by Hugging Face name; point into file_
   std::map<GgufType, int> converted_;                 // tensors that became float16
+  std::vector<std::byte> piece_;                      // of a tensor that is being read
 };
 
 }  // namespace

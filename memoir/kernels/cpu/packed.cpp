@@ -130,16 +130,34 @@ bool has_implied_biases(Element element, int bits, std::size_t n, const std::byt
   return true;
 }
 
-void pack_dense(const PackedFormat& format, const std::byte* values, std::byte* out) {
-  const std::size_t size = element_bytes(format.element);
+namespace {
+
+// Column by column, so that a tile is written in its order.
+template <typename T>
+void pack_dense_tile(const PackedFormat& format, const T* values, int tile, T* out) {
   const auto n_columns = static_cast<std::size_t>(format.n_columns);
-  for_each_tile(format, out, [&](int row) {
-    std::byte* tile = out + static_cast<std::size_t>(row / kLanes) * format.tile_bytes();
-    const std::byte* source = values + static_cast<std::size_t>(row) * n_columns * size;
-    for (std::size_t k = 0; k < n_columns; ++k) {
-      std::memcpy(tile + (k * kLanes + static_cast<std::size_t>(row % kLanes)) * size, source + k * size, size);
-    }
+  const std::size_t first = static_cast<std::size_t>(tile) * kLanes;
+  const std::size_t n_here = std::min<std::size_t>(kLanes, static_cast<std::size_t>(format.n_rows) - first);
+  const T* rows = values + first * n_columns;
+  for (std::size_t k = 0; k < n_columns; ++k, out += kLanes) {
+    for (std::size_t lane = 0; lane < n_here; ++lane) out[lane] = rows[lane * n_columns + k];
+    std::fill(out + n_here, out + kLanes, T{0});
+  }
+}
+
+template <typename T>
+void pack_dense_as(const PackedFormat& format, const std::byte* values, std::byte* out) {
+  run_parts(format.n_tiles(), [&](int tile) {
+    pack_dense_tile(format, reinterpret_cast<const T*>(values), tile,
+                    reinterpret_cast<T*>(out + static_cast<std::size_t>(tile) * format.tile_bytes()));
   });
+}
+
+}  // namespace
+
+void pack_dense(const PackedFormat& format, const std::byte* values, std::byte* out) {
+  if (element_bytes(format.element) == 2) return pack_dense_as<std::uint16_t>(format, values, out);
+  pack_dense_as<std::uint32_t>(format, values, out);
 }
 
 void pack_quantized(const PackedFormat& format, const std::uint32_t* words, const std::byte* scales,
