@@ -742,6 +742,53 @@ TEST_P(CellsAtRandom, HoldWhatPlainListsHold) {
   }
 }
 
+// ---- What a place costs, in words and nodes looked at: no clock
+
+// A row, of steps of one row of each of 256 sequences in full cells, where one goes whenever there is no room.
+double n_steps_of_a_row(int n_cells, Placing placing) {
+  constexpr int kSequences = 256;
+  Cells cells(
+      {.max_sequences = kSequences, .capacity = n_cells, .max_batch = 4096, .n_cells = n_cells, .placing = placing});
+  std::mt19937 random(1);
+  const auto some_sequence = [&] { return static_cast<int>(random() % kSequences); };
+  while (cells.n_free() >= kSequences) {
+    const int s = some_sequence();
+    const int n = std::min({1 + static_cast<int>(random() % 4096U), cells.n_free(), 2 * n_cells / kSequences});
+    EXPECT_TRUE(cells.place(rows_of(s, cells.end(s), cells.end(s) + n)));
+  }
+  const std::int64_t n_before = cells.n_steps();
+  constexpr int kBatches = 800;
+  for (int i = 0; i < kBatches; ++i) {
+    while (cells.n_free() < kSequences) cells.remove(some_sequence(), 0);
+    CellBatch batch;
+    for (int s = 0; s < kSequences; ++s) {
+      batch.sequences.push_back(s);
+      batch.positions.push_back(cells.end(s));
+    }
+    EXPECT_TRUE(cells.place(batch));
+  }
+  return static_cast<double>(cells.n_steps() - n_before) / (kBatches * kSequences);
+}
+
+// The bound is one for all sizes: a scan for a place would look at thousands of words in a million cells.
+TEST(CellsCost, APlaceForARowCostsAFewStepsHoweverManyCellsThereAre) {
+  for (const Placing placing : {Placing::kSideBySide, Placing::kFirstFree, Placing::kBesideOwn}) {
+    for (const int n_cells : {4'000, 32'000, 250'000, 1'000'000}) {
+      EXPECT_LT(n_steps_of_a_row(n_cells, placing), 24) << n_cells << " cells, placing " << static_cast<int>(placing);
+    }
+  }
+}
+
+// One sequence alone in a million cells, which a search for the end of the free run would pass every time.
+TEST(CellsCost, ARowBesideItsOwnDoesNotPassWhatLiesFreeBehindIt) {
+  for (const Placing placing : {Placing::kFirstFree, Placing::kBesideOwn}) {
+    Cells cells({.capacity = 1'000'000, .max_batch = 1, .placing = placing});
+    const std::int64_t n_before = cells.n_steps();
+    for (int p = 0; p < 1000; ++p) ASSERT_TRUE(cells.place(rows_of(0, p, p + 1)));
+    EXPECT_LT(cells.n_steps() - n_before, 1000 * 10 + 2 * 1'000'000 / 64);  // and the tree once
+  }
+}
+
 // ---- Free cells against a list of flags
 
 TEST(FreeCells, FindTheFirstRunThatIsLongEnough) {
@@ -764,9 +811,11 @@ TEST(FreeCells, FindTheFirstRunThatIsLongEnough) {
           run == is_free.end() ? std::nullopt : std::optional(static_cast<int>(run - is_free.begin()));
       ASSERT_EQ(cells.find(wanted), expected) << n_cells << " cells, " << wanted;
       const int from = below(n_cells + 1);
+      const int limit = from + below(n_cells - from + 1);
+      const auto at = [&](int cell) { return is_free.begin() + cell; };
+      ASSERT_EQ(cells.next_free(from), std::find(at(from), is_free.end(), true) - is_free.begin());
+      ASSERT_EQ(cells.next_taken(from, limit), std::find(at(from), at(limit), false) - is_free.begin());
       for (const bool value : {true, false}) {
-        const auto next = std::find(is_free.begin() + from, is_free.end(), value);
-        ASSERT_EQ(value ? cells.next_free(from) : cells.next_taken(from), next - is_free.begin());
         const auto last = std::find(is_free.rend() - from, is_free.rend(), value);
         ASSERT_EQ(value ? cells.end_of_free(from) : cells.end_of_taken(from), is_free.rend() - last);
       }

@@ -12,8 +12,14 @@ namespace {
 
 constexpr int kNoEnd = std::numeric_limits<int>::max();
 
-// With Placing::kBesideOwn a new run begins at a multiple of this, and has as much room; less where there is less.
+// With Placing::kBesideOwn a new run begins at a multiple of this, and has as much room; less where there is less, but
+// not so little that runs have to be looked for at every other row.
 constexpr int kRoom = 64;
+constexpr int kLeastRoom = 16;
+
+// A defragmentation looks at every run of every sequence. For a batch it goes on until there is room for a row for so
+// many of them, which spreads that over the rows to come.
+constexpr int kRunsPerRow = 16;
 
 [[noreturn]] void refuse(const char* function, const std::string& what) {
   throw std::invalid_argument(std::string("[cells.") + function + "] " + what);
@@ -290,7 +296,7 @@ void Cells::use(int from_row, int cell, int n_rows, std::vector<RowRun>& rows) {
 void Cells::choose_side_by_side(int n_rows, CellPlace& place) {
   std::optional<int> cell = free_.find(n_rows);
   if (!cell) {
-    place.moves = defragment(options_.max_moves, n_rows);
+    place.moves = defragment(options_.max_moves, std::max(n_rows, std::min(n_free(), n_runs() / kRunsPerRow)));
     cell = free_.find(n_rows);
   }
   if (cell) {
@@ -300,11 +306,18 @@ void Cells::choose_side_by_side(int n_rows, CellPlace& place) {
   }
 }
 
+// Of all sequences.
+int Cells::n_runs() const {
+  std::size_t n = 0;
+  for (const Sequence& sequence : sequences_) n += sequence.runs.size();
+  return static_cast<int>(n);
+}
+
 void Cells::choose_first_free(int from_row, int n_rows, std::vector<RowRun>& rows) {
   int cell = 0;
   while (n_rows > 0) {
     cell = free_.next_free(cell);
-    const int n = std::min(n_rows, free_.next_taken(cell) - cell);
+    const int n = free_.next_taken(cell, std::min(n_cells(), cell + n_rows)) - cell;
     use(from_row, cell, n, rows);
     from_row += n;
     n_rows -= n;
@@ -317,13 +330,13 @@ void Cells::choose_first_free(int from_row, int n_rows, std::vector<RowRun>& row
 void Cells::choose_beside(const Sequence& sequence, int from_row, int n_rows, std::vector<RowRun>& rows) {
   if (!sequence.runs.empty()) {
     const int cell = sequence.runs.back().begin_row + sequence.runs.back().n_rows;
-    const int n = cell < n_cells() && free_.is_free(cell) ? std::min(n_rows, free_.next_taken(cell) - cell) : 0;
+    const int n = cell < n_cells() ? free_.next_taken(cell, std::min(n_cells(), cell + n_rows)) - cell : 0;
     if (n > 0) use(from_row, cell, n, rows);
     from_row += n;
     n_rows -= n;
   }
   if (n_rows == 0) return;
-  for (int room = kRoom; room > 1; room /= 2) {
+  for (int room = kRoom; room >= kLeastRoom; room /= 2) {
     const std::optional<int> cell = free_.find(std::max(n_rows, room) + room - 1);
     if (cell) return use(from_row, round_up(*cell, room), n_rows, rows);
   }
@@ -478,23 +491,36 @@ RemovedCells Cells::remove(int sequence, int begin, std::optional<int> end) {
 
 std::vector<RowRun> Cells::defragment(int max_moves, std::optional<int> n_wanted) {
   std::vector<RowRun> moves;
-  int hole = free_.next_free(0);
+  if (n_wanted && free_.find(*n_wanted)) return moves;
+  // The hole [hole, hole_end) is being filled with the cells [top_begin, top); from `top` on all are free.
+  int hole = 0;
+  int hole_end = 0;
   int top = free_.end_of_taken(n_cells());
-  while (hole < top && static_cast<int>(moves.size()) < max_moves && !(n_wanted && free_.find(*n_wanted))) {
-    const int n = std::min(free_.next_taken(hole) - hole, top - free_.end_of_free(top));
-    const RowRun move{top - n, hole, n};
-    free_.take(move.to_row, n);
-    free_.give(move.from_row, n);
-    for (int i = 0; i < n; ++i) {
-      n_owners_[static_cast<std::size_t>(move.to_row + i)] =
-          std::exchange(n_owners_[static_cast<std::size_t>(move.from_row + i)], 0);
+  int top_begin = top;
+  while (static_cast<int>(moves.size()) < max_moves && !(n_wanted && n_cells() - top >= *n_wanted)) {
+    if (hole == hole_end) {
+      hole = free_.next_free(hole);
+      hole_end = free_.next_taken(std::min(hole, top), top);
     }
-    moves.push_back(move);
-    hole = free_.next_free(hole);
-    top = free_.end_of_taken(top);
+    if (hole >= top) break;
+    if (top_begin == top) top_begin = free_.end_of_free(top);
+    const int n = std::min(hole_end - hole, top - top_begin);
+    move_owners(top - n, hole, n);
+    moves.push_back({top - n, hole, n});
+    hole += n;
+    top -= n;
+    if (top == top_begin) top = top_begin = free_.end_of_taken(top);
   }
   follow(moves);
   return moves;
+}
+
+void Cells::move_owners(int from, int to, int n) {
+  free_.take(to, n);
+  free_.give(from, n);
+  for (int i = 0; i < n; ++i) {
+    n_owners_[static_cast<std::size_t>(to + i)] = std::exchange(n_owners_[static_cast<std::size_t>(from + i)], 0);
+  }
 }
 
 // Brings the sequences' runs to where the moves took them.
@@ -504,7 +530,12 @@ void Cells::follow(const std::vector<RowRun>& moves) {
   std::sort(by_cell.begin(), by_cell.end(), [](const RowRun& a, const RowRun& b) { return a.from_row < b.from_row; });
   for (Sequence& sequence : sequences_) {
     std::vector<StoredRun> moved;
+    moved.reserve(sequence.runs.size());
     for (const StoredRun& run : sequence.runs) {
+      if (run.begin_row + run.n_rows <= by_cell.front().from_row) {  // what moves are the highest cells
+        append(moved, run);
+        continue;
+      }
       auto move = std::partition_point(by_cell.begin(), by_cell.end(),
                                        [&](const RowRun& one) { return one.from_row + one.n_rows <= run.begin_row; });
       for (int done = 0; done < run.n_rows;) {

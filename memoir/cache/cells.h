@@ -115,6 +115,9 @@ class Cells {
   int n_owners(int cell) const { return n_owners_[static_cast<std::size_t>(cell)]; }
   std::vector<int> owners(int cell) const;
 
+  /// What finding, taking and giving cells has cost so far (FreeCells::n_steps).
+  std::int64_t n_steps() const { return free_.n_steps(); }
+
   /// True if place() has room for the batch, with what the window lets go. Throws as place().
   bool has_room(const CellBatch& batch) const;
 
@@ -172,11 +175,13 @@ class Cells {
   void cut(Sequence& sequence, int begin, int end);
   void own(Sequence& sequence, int first_position, int begin_cell, int n_cells);
   void choose_side_by_side(int n_rows, CellPlace& place);
+  int n_runs() const;
   void choose_first_free(int from_row, int n_rows, std::vector<RowRun>& rows);
   void choose_beside(const Sequence& sequence, int from_row, int n_rows, std::vector<RowRun>& rows);
   void use(int from_row, int cell, int n_rows, std::vector<RowRun>& rows);
   int first_stored(const Sequence& sequence) const;
   bool stays_whole(int sequence, int begin, std::optional<int> end) const;
+  void move_owners(int from, int to, int n);
   void follow(const std::vector<RowRun>& moves);
 
   CellsOptions options_;

@@ -18,16 +18,23 @@ int first_run(std::uint64_t word, int n) {
   return std::countr_zero(word);
 }
 
+// n bits that are set, in words.
+std::vector<std::uint64_t> set_bits(std::size_t n) {
+  std::vector<std::uint64_t> words((n + 63) / 64, ~std::uint64_t{0});
+  if (n % 64 != 0) words.back() = bits(0, static_cast<int>(n % 64));
+  return words;
+}
+
 }  // namespace
 
 FreeCells::FreeCells(int n_cells)
-    : n_cells_(n_cells),
-      n_free_(n_cells),
-      words_(static_cast<std::size_t>((n_cells + kWordCells - 1) / kWordCells), ~std::uint64_t{0}),
-      n_leaves_(std::bit_ceil(words_.size())),
-      tree_(2 * n_leaves_, Runs{0, 0, 0}) {
-  if (n_cells % kWordCells != 0) words_.back() = bits(0, n_cells % kWordCells);
-  refresh(0, static_cast<int>(words_.size()) - 1);
+    : n_cells_(n_cells), n_free_(n_cells), levels_{set_bits(static_cast<std::size_t>(n_cells))} {
+  while (levels_.back().size() > 1) levels_.push_back(set_bits(levels_.back().size()));
+  const std::size_t n_words = levels_[0].size();
+  n_leaves_ = std::bit_ceil(n_words);
+  tree_.assign(2 * n_leaves_, Runs{0, 0, 0});
+  is_stale_.assign(n_words, true);
+  for (std::size_t word = 0; word < n_words; ++word) stale_.push_back(n_leaves_ + word);
 }
 
 FreeCells::Runs FreeCells::runs_of(std::uint64_t word) {
@@ -45,42 +52,72 @@ FreeCells::Runs FreeCells::joined(std::size_t node, int node_cells) const {
           std::max({left.longest, right.longest, left.last + right.first})};
 }
 
-void FreeCells::refresh(int first_word, int last_word) {
-  std::size_t low = n_leaves_ + static_cast<std::size_t>(first_word);
-  std::size_t high = n_leaves_ + static_cast<std::size_t>(last_word);
-  for (std::size_t leaf = low; leaf <= high; ++leaf) tree_[leaf] = runs_of(words_[leaf - n_leaves_]);
-  int node_cells = kWordCells;
-  while (low > 1) {
-    low /= 2;
-    high /= 2;
-    node_cells *= 2;
-    bool has_changed = false;
-    for (std::size_t node = low; node <= high; ++node) {
+// The tree, level by level from the changed words up: a parent of several is looked at once, and one that stays as it
+// was passes nothing on.
+void FreeCells::refresh() {
+  for (const std::size_t leaf : stale_) {
+    tree_[leaf] = runs_of(levels_[0][leaf - n_leaves_]);
+    is_stale_[leaf - n_leaves_] = false;
+  }
+  n_steps_ += static_cast<std::int64_t>(stale_.size());
+  std::sort(stale_.begin(), stale_.end());
+  for (int node_cells = 2 * kWordCells; !stale_.empty() && stale_.front() > 1; node_cells *= 2) {
+    std::size_t n_changed = 0;
+    std::size_t last = 0;
+    for (const std::size_t child : stale_) {
+      const std::size_t node = child / 2;
+      if (node == last) continue;
+      last = node;
+      ++n_steps_;
       const Runs runs = joined(node, node_cells);
-      has_changed = has_changed || runs != tree_[node];
+      if (runs == tree_[node]) continue;
       tree_[node] = runs;
+      stale_[n_changed++] = node;
     }
-    if (!has_changed) return;
+    stale_.resize(n_changed);
+  }
+  stale_.clear();
+}
+
+// That word `word` of the cells has a free one, or none.
+void FreeCells::mark(std::size_t word, bool has_free) {
+  for (std::size_t level = 1; level < levels_.size(); ++level) {
+    std::uint64_t& summary = levels_[level][word / 64];
+    const std::uint64_t before = summary;
+    const std::uint64_t bit = std::uint64_t{1} << (word % 64);
+    summary = has_free ? before | bit : before & ~bit;
+    ++n_steps_;
+    if ((summary != 0) == (before != 0)) return;
+    word /= 64;
   }
 }
 
 void FreeCells::change(int begin, int n, bool is_free) {
   const int end = begin + n;
-  for (int word = begin / kWordCells; word * kWordCells < end; ++word) {
-    const int base = word * kWordCells;
-    const std::uint64_t mask = bits(std::max(begin - base, 0), std::min(end - base, kWordCells));
-    std::uint64_t& cells = words_[static_cast<std::size_t>(word)];
-    cells = is_free ? cells | mask : cells & ~mask;
+  for (int base = begin / kWordCells * kWordCells; base < end; base += kWordCells) {
+    const auto word = static_cast<std::size_t>(base / kWordCells);
+    const std::uint64_t changed = bits(std::max(begin - base, 0), std::min(end - base, kWordCells));
+    std::uint64_t& cells = levels_[0][word];
+    const bool had_free = cells != 0;
+    cells = is_free ? cells | changed : cells & ~changed;
+    ++n_steps_;
+    if (had_free != (cells != 0)) mark(word, cells != 0);
+    if (is_stale_[word]) continue;
+    is_stale_[word] = true;
+    stale_.push_back(n_leaves_ + word);
   }
   n_free_ += is_free ? n : -n;
-  refresh(begin / kWordCells, (end - 1) / kWordCells);
 }
 
-std::optional<int> FreeCells::find(int n) const {
+std::optional<int> FreeCells::find(int n) {
+  if (n > n_free_) return std::nullopt;
+  refresh();
+  ++n_steps_;
   if (tree_[1].longest < n) return std::nullopt;
   std::size_t node = 1;
   int begin = 0;
   for (int half = static_cast<int>(n_leaves_) * kWordCells / 2; node < n_leaves_; half /= 2) {
+    ++n_steps_;
     const Runs& left = tree_[2 * node];
     if (left.longest >= n) {
       node = 2 * node;
@@ -91,21 +128,41 @@ std::optional<int> FreeCells::find(int n) const {
       begin += half;
     }
   }
-  return begin + first_run(words_[node - n_leaves_], n);
+  return begin + first_run(levels_[0][node - n_leaves_], n);
 }
 
-int FreeCells::next(int from, bool is_free) const {
-  const std::uint64_t flip = is_free ? 0 : ~std::uint64_t{0};
-  for (int begin = from; begin < n_cells_; begin = (begin / kWordCells + 1) * kWordCells) {
-    const std::uint64_t found = (word_of(begin) ^ flip) & bits(begin % kWordCells, kWordCells);
-    if (found != 0) return std::min(n_cells_, begin / kWordCells * kWordCells + std::countr_zero(found));
+int FreeCells::next_free(int from) const {
+  auto index = static_cast<std::size_t>(from);
+  for (std::size_t level = 0; level < levels_.size(); ++level) {
+    const std::size_t word = index / 64;
+    if (word >= levels_[level].size()) return n_cells_;
+    ++n_steps_;
+    const std::uint64_t found = levels_[level][word] & bits(static_cast<int>(index % 64), 64);
+    index = word + 1;
+    if (found == 0) continue;
+    index = 64 * word + static_cast<std::size_t>(std::countr_zero(found));
+    for (; level > 0; --level) {
+      ++n_steps_;
+      index = 64 * index + static_cast<std::size_t>(std::countr_zero(levels_[level - 1][index]));
+    }
+    return static_cast<int>(index);
   }
   return n_cells_;
+}
+
+int FreeCells::next_taken(int from, int limit) const {
+  for (int begin = from; begin < limit; begin = (begin / kWordCells + 1) * kWordCells) {
+    ++n_steps_;
+    const std::uint64_t found = ~word_of(begin) & bits(begin % kWordCells, kWordCells);
+    if (found != 0) return std::min(limit, begin / kWordCells * kWordCells + std::countr_zero(found));
+  }
+  return limit;
 }
 
 int FreeCells::end_below(int end, bool is_free) const {
   const std::uint64_t flip = is_free ? 0 : ~std::uint64_t{0};
   while (end > 0) {
+    ++n_steps_;
     const int base = (end - 1) / kWordCells * kWordCells;
     const std::uint64_t found = (word_of(base) ^ flip) & bits(0, end - base);
     if (found != 0) return base + kWordCells - std::countl_zero(found);
