@@ -51,11 +51,10 @@ class Chat {
         options_(arguments.sampling.generate_options(loaded)),
         store_(make_store(arguments, *loaded.model)),
         session_(*loaded.model, arguments.kv.cache_options(loaded.model->config()), store_.get(),
-                 arguments.shift.shift(loaded.model->config(),
-                                       {{"--prompt-cache", arguments.cache.is_used()},
-                                        {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
-                                        {"--draft", arguments.draft.is_used()},
-                                        {"--max-kv-size", arguments.kv.max_size > 0}})) {
+                 arguments.shift.shift(loaded, {{"--prompt-cache", arguments.cache.is_used()},
+                                                {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
+                                                {"--draft", arguments.draft.is_used()},
+                                                {"--max-kv-size", arguments.kv.max_size > 0}})) {
     arguments.draft.use(arguments.run.model, loaded, options_);
     options_.should_cancel = [this] { return interrupt_.is_set(); };
     arguments.cache.load_into(session_);

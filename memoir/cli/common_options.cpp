@@ -236,8 +236,9 @@ void ContextShiftOptions::add_to(CLI::App& command) {
 }
 
 std::optional<engine::ContextShift> ContextShiftOptions::shift(
-    const model::ModelConfig& config, const std::vector<std::pair<const char*, bool>>& others) const {
+    const model::LoadedModel& loaded, const std::vector<std::pair<const char*, bool>>& others) const {
   if (!is_used_) return std::nullopt;
+  const model::ModelConfig& config = loaded.model->config();
   for (const auto& [name, is_other_used] : others) {
     if (is_other_used) throw UsageError(std::string("--context-shift: not together with ") + name);
   }
@@ -245,11 +246,12 @@ std::optional<engine::ContextShift> ContextShiftOptions::shift(
     throw UsageError("--context " + std::to_string(context_) + ": the model's is " +
                      std::to_string(config.max_position));
   }
-  const engine::ContextShift shift{context_ > 0 ? context_ : config.max_position, keep_};
+  engine::ContextShift shift{context_ > 0 ? context_ : config.max_position, keep_};
   if (shift.keep >= shift.context) {
     throw UsageError("--keep " + std::to_string(keep_) + ": the context has " + std::to_string(shift.context) +
                      " tokens, and some must go");
   }
+  if (loaded.tokenizer) shift.goes_on = engine::goes_on_character(*loaded.tokenizer);
   return shift;
 }
 

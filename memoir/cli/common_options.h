@@ -111,8 +111,8 @@ class ContextShiftOptions {
   bool is_used() const { return is_used_; }
 
   /// nullopt where the option isn't used. Throws UsageError if the numbers don't fit the model's, or another option
-  /// that can't be used with it is used: `others` by name, and whether they are.
-  std::optional<engine::ContextShift> shift(const model::ModelConfig& config,
+  /// that can't be used with it is used: `others` by name, and whether they are. Refers to the model's tokenizer.
+  std::optional<engine::ContextShift> shift(const model::LoadedModel& loaded,
                                             const std::vector<std::pair<const char*, bool>>& others) const;
 
  private:

@@ -246,7 +246,7 @@ int run_generate(GenerateArguments& arguments) {
   const model::ModelConfig& config = loaded.model->config();
   const cache::CacheOptions caches = arguments.kv.cache_options(config);
   const std::optional<engine::ContextShift> shift =
-      arguments.shift.shift(config, {{"--prompt-cache", arguments.cache.is_used()},
+      arguments.shift.shift(loaded, {{"--prompt-cache", arguments.cache.is_used()},
                                      {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
                                      {"--draft", arguments.draft.is_used()},
                                      {"--max-kv-size", arguments.kv.max_size > 0}});

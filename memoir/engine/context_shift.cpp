@@ -27,6 +27,23 @@ cache::CellCache in_cells(const cache::KVCache& layer, std::size_t index, const 
 
 }  // namespace
 
+std::function<bool(TokenId)> goes_on_character(const text::Tokenizer& tokenizer) {
+  return [&tokenizer](TokenId token) {
+    constexpr unsigned kMask = 0xC0;
+    constexpr unsigned kContinuation = 0x80;  // UTF-8: no character begins with such a byte
+    const std::string piece = tokenizer.piece(token);
+    return !piece.empty() && (static_cast<unsigned char>(piece[0]) & kMask) == kContinuation;
+  };
+}
+
+int n_whole(const ContextShift& shift, std::span<const TokenId> tokens, int n_discarded, int n_left) {
+  if (n_discarded == 0 || !shift.goes_on) return n_discarded;
+  const int n_most = static_cast<int>(tokens.size()) - shift.keep - n_left;
+  int n = n_discarded;
+  while (n < n_most && shift.goes_on(tokens[static_cast<std::size_t>(shift.keep + n)])) ++n;
+  return n;
+}
+
 cache::Removal remove_positions(cache::ModelCache& cache, int begin, int end, const cache::KeyTurn& turn) {
   std::vector<std::unique_ptr<cache::LayerCache>> layers(cache.n_layers());
   for (std::size_t index = 0; index < layers.size(); ++index) {

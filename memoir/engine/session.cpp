@@ -69,7 +69,8 @@ void Session::make_room(int n_tokens) {
   const auto n_held = static_cast<int>(tokens_.size());
   const int n_missing = n_held + n_tokens - shift_->context;
   if (n_missing <= 0) return;
-  drop(std::min(std::max(n_to_discard(*shift_, n_held), n_missing), n_held - shift_->keep));
+  const int n_dropped = std::min(std::max(n_to_discard(*shift_, n_held), n_missing), n_held - shift_->keep);
+  drop(n_whole(*shift_, tokens_, n_dropped));
 }
 
 // True if the prompt begins as the whole text does, dropped tokens included, and goes on behind them.
@@ -99,7 +100,8 @@ std::vector<TokenId> Session::fitted(std::span<const TokenId> prompt) {
   }
   const auto n_tokens = static_cast<int>(result.size());
   if (n_tokens <= shift_->context) return result;
-  const int n_dropped = std::min(n_to_discard(*shift_, n_tokens), n_tokens - shift_->keep - 1);
+  const int n_dropped =
+      n_whole(*shift_, result, std::min(n_to_discard(*shift_, n_tokens), n_tokens - shift_->keep - 1), 1);
   const int n_until = shift_->keep + n_dropped;
   const bool holds_them =
       std::ssize(tokens_) > n_until && std::equal(result.begin(), result.begin() + n_until, tokens_.begin());

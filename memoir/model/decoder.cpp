@@ -64,8 +64,12 @@ cache::KeyTurn Decoder::key_turn() const {
     if (!layer->key_positions()) return {};
   }
   return [this](std::size_t index, const mx::array& keys, int shift) {
-    const std::optional<std::size_t> rope = layers_.at(index)->key_positions()->rope;
-    return rope ? kernels::turned_on(keys, ropes_.at(*rope), shift) : keys;
+    const KeyPositions positions = *layers_.at(index)->key_positions();
+    if (!positions.rope) return keys;
+    const kernels::Rope& rope = ropes_.at(*positions.rope);
+    if (positions.n_plain == 0) return kernels::turned_on(keys, rope, shift);
+    const std::vector<mx::array> parts = mx::split(keys, mx::Shape{positions.n_plain}, -1);
+    return mx::concatenate({parts[0], kernels::turned_on(parts[1], rope, shift)}, -1);
   };
 }
 

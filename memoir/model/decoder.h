@@ -17,7 +17,8 @@ namespace memoir::model {
 
 /// How the keys in a layer's cache depend on their positions.
 struct KeyPositions {
-  std::optional<std::size_t> rope;  // their leading dimensions turn, as this rope of the model; none: they don't
+  std::optional<std::size_t> rope;  // they turn as this rope of the model; none: they don't
+  int n_plain = 0;                  // dimensions before the first that turns
 };
 
 class DecoderLayer {

@@ -1,8 +1,8 @@
 // DeepSeek-V3 (arXiv:2412.19437): latent attention, and experts chosen in groups beside shared ones.
 //
 // A cache holds for each token its latent vector (kv_lora_rank) and the turned part of its key (qk_rope_head_dim), one
-// head for all: keys are the two side by side, values the turned part alone. What attention reads as values is the
-// latent part of the keys. Queries are brought into the latent space before (through each head's part of kv_b_proj that
+// head for all: keys are the two side by side, and there are no values. What attention reads as values is the latent
+// part of the keys. Queries are brought into the latent space before (through each head's part of kv_b_proj that
 // makes keys) and what they gather out of it after (through the part that makes values), so that no head's own keys and
 // values are ever made.
 
@@ -128,13 +128,16 @@ class LatentAttention {
     const mx::array latent = kernels::norm(columns(joined, 0, sizes_.rank), latent_norm_);
     const mx::array turned =
         kernels::rope(cut_heads(columns(joined, sizes_.rank, sizes_.rank + sizes_.turned), 1), turns);
-    Histories histories = update(step, index, mx::concatenate({cut_heads(latent, 1), turned}, -1), turned);
+    Histories histories =
+        update(step, index, mx::concatenate({cut_heads(latent, 1), turned}, -1), columns(turned, 0, 0));
     for (auto& [n_queries, history] : histories) history.values = latent_part(history.keys);
     const mx::array gathered =
         kernels::attention(mx::concatenate({latent_queries, turned_queries}, -1), histories, options_);
     const mx::array values = kernels::linear_of_heads(cut_heads(gathered, sizes_.n_heads), unfolded_.values);
     return kernels::linear(join_heads(values), output_, residual);
   }
+
+  KeyPositions key_positions() const { return {0, sizes_.rank}; }
 
   std::size_t size_bytes() const {
     return (query_down_ ? query_down_->size_bytes() : 0) + query_.size_bytes() + latent_.size_bytes() +
@@ -227,6 +230,8 @@ class DeepseekLayer : public DecoderLayer {
       mixture_ = read_mixture(weights, config, module);
     }
   }
+
+  std::optional<KeyPositions> key_positions() const override { return attention_.key_positions(); }
 
   // Values are a part of the keys' rows, which codes can't be cut out of.
   std::unique_ptr<cache::LayerCache> make_cache(const cache::CacheOptions& options) const override {
