@@ -6,6 +6,7 @@
 #include <mlx/mlx.h>
 
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -547,6 +548,46 @@ TEST(CellCache, RowsThatDoNotFitAreRefused) {
   EXPECT_THROW(cells.histories(0), std::invalid_argument);  // positions with a gap
   EXPECT_THROW(CellCache({.quantization = KVQuantization{7, 64}}), std::invalid_argument);
   EXPECT_THROW(CellCache({.quantization = KVQuantization{}, .transposes_values = true}), std::invalid_argument);
+}
+
+// The mistake is said, and neither rows nor free cells have changed.
+TEST(CellCache, BadInputIsSaidAndChangesNothing) {
+  CellCache cells({.cells = {.max_sequences = 2, .capacity = 16, .max_batch = 4}});
+  ASSERT_TRUE(cells.begin(rows_of(0, 0, 4)));
+  cells.put(0, filled({1, 2, 3, 4}, 4, 1), filled({1, 2, 3, 4}, 4, -1));
+  cells.copy_prefix(0, 1, 3);
+  const auto says = [&](const std::string& wanted, const std::function<void()>& call) {
+    try {
+      call();
+      ADD_FAILURE() << "no throw: " << wanted;
+    } catch (const std::invalid_argument& error) {
+      EXPECT_NE(std::string(error.what()).find(wanted), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(cells.cells().n_free(), 28);
+    EXPECT_EQ(cells.cells().end(0), 4);
+    EXPECT_EQ(cells.cells().end(1), 3);
+    EXPECT_EQ(max_difference(cells.get(0).keys, filled({1, 2, 3, 4}, 4, 1)), 0);
+  };
+  const std::string unknown = "sequence 2 is unknown, expected 0 to 1";
+  says(unknown, [&] { cells.begin(rows_of(2, 0, 1)); });
+  says(unknown, [&] { cells.begin({{0, 2}, {4, 0}}); });  // one more than promised
+  says(unknown, [&] { cells.has_room(rows_of(2, 0, 1)); });
+  says(unknown, [&] { cells.remove(2, 0); });
+  says(unknown, [&] { cells.copy_prefix(0, 2, 1); });
+  says(unknown, [&] { cells.can_resume(2, 0); });
+  says(unknown, [&] { cells.snapshot(2, 0); });
+  says("sequence -1 is unknown", [&] { cells.remove(-1, 0); });
+  says("is to be copied to itself", [&] { cells.copy_prefix(1, 1, 1); });
+  says("the batch has 5 positions for 5 sequences, expected 1 to 4", [&] { cells.begin(rows_of(0, 4, 9)); });
+  says("the batch has 0 positions", [&] { cells.begin({}); });
+  says("sequence 0 has a row at position 3, expected one from 4 on", [&] { cells.begin(rows_of(0, 3, 4)); });
+  says("sequence 1 has a row at position 4, expected one from 6 on", [&] { cells.begin({{1, 1}, {5, 4}}); });
+  says("positions from 2 to 1", [&] { cells.remove(0, 2, 1); });
+  says("positions from -1", [&] { cells.remove(0, -1); });
+  // An expected refusal: position 2 of sequence 0 is that of sequence 1 as well.
+  EXPECT_EQ(cells.remove(0, 0, 1), Removal::kShared);
+  EXPECT_EQ(cells.cells().end(0), 4);
+  EXPECT_EQ(max_difference(cells.get(0).keys, filled({1, 2, 3, 4}, 4, 1)), 0);
 }
 
 TEST(CellCache, ExceptedRowsSeeLaterOnes) {
