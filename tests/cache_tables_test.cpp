@@ -120,6 +120,67 @@ TEST(RotatingKVCache, APrefillInPartsGivesTheBitsOfOneAtOnce) {
   EXPECT_TRUE(same_bits(run({1, 7, 39, 40, 41}), whole));
 }
 
+// make_prompt_cache(max_kv_size): a ring that keeps 4 for each layer. Here a layer's own window or chunk counts too.
+TEST(MakeKVCache, ASizeBoundsLayersOfEveryKind) {
+  const auto made = [](std::optional<int> window, std::optional<int> chunk, const CacheOptions& options) {
+    return make_kv_cache(window, chunk, options)->options();
+  };
+  CacheOptions bounded;
+  bounded.max_size = 20;
+  EXPECT_EQ(made(std::nullopt, std::nullopt, bounded).window, 16);
+  EXPECT_EQ(made(std::nullopt, std::nullopt, bounded).keep, 4);
+  EXPECT_EQ(made(8, std::nullopt, bounded).window, 8);
+  EXPECT_EQ(made(50, std::nullopt, bounded).window, 20);
+  EXPECT_EQ(made(50, std::nullopt, bounded).keep, 0);
+  EXPECT_EQ(made(std::nullopt, 8, bounded).chunk, 8);
+  EXPECT_THROW(made(std::nullopt, 21, bounded), std::invalid_argument);
+  bounded.max_size = 4;  // no room for a window behind what is kept
+  EXPECT_EQ(made(std::nullopt, std::nullopt, bounded).window, 4);
+  EXPECT_EQ(made(std::nullopt, std::nullopt, bounded).keep, 0);
+  bounded.max_size = 0;
+  EXPECT_THROW(made(std::nullopt, std::nullopt, bounded), std::invalid_argument);
+  CacheOptions quantized;
+  quantized.quantization = KVQuantization{4, 32};
+  EXPECT_EQ(made(std::nullopt, std::nullopt, quantized).dtype, mx::float16);  // of scales
+  quantized.quantize_from = 100;
+  EXPECT_FALSE(made(std::nullopt, std::nullopt, quantized).quantization);  // dense before
+}
+
+// mlx-lm loses it in masks, merges and extracts.
+TEST(RotatingKVCache, WhatIsKeptIsKeptThroughEveryConversion) {
+  const KVOptions options{.window = 6, .keep = 2};
+  KVCache cache(options);
+  const auto rows = [](int begin, int end) {
+    const mx::array column = mx::reshape(mx::arange(begin, end, mx::float32), {1, 1, end - begin, 1});
+    return mx::broadcast_to(column, {1, 2, end - begin, 32});
+  };
+  cache.update(rows(0, 20), rows(0, 20));
+  for (int i = 20; i < 30; ++i) cache.update(rows(i, i + 1), rows(i, i + 1));
+  const auto goes_on = [&](KVCache& other) {
+    EXPECT_EQ(other.options().keep, 2);
+    const History history = other.update(rows(30, 31), rows(30, 31));
+    EXPECT_EQ(test::positions_of(history), (std::vector<int>{0, 1, 25, 26, 27, 28, 29, 30}));
+    const mx::array expected = mx::concatenate({rows(0, 2), rows(25, 31)}, 2);
+    EXPECT_TRUE(is_close(history.key_rows(), expected, 1e-5)) << other.kind();
+  };
+  const auto copy = cache.copy();
+  goes_on(dynamic_cast<KVCache&>(*copy));
+  const auto quantized = cache.to_quantized({8, 32});
+  goes_on(dynamic_cast<KVCache&>(*quantized));
+  const auto loaded = make_kv_cache(CacheKind::kRotating, cache.state(), cache.meta_state());
+  goes_on(*loaded);
+  const auto restored = [&](std::unique_ptr<Snapshot> snapshot) {
+    KVCache fresh(options);
+    ASSERT_TRUE(fresh.restore(snapshot.get(), 30));
+    goes_on(fresh);
+  };
+  restored(cache.snapshot(0));
+  SnapshotPair halves = cache.split(cache.snapshot(0), 28);
+  ASSERT_TRUE(halves.parent && halves.child);
+  restored(cache.merge(std::move(halves.parent), std::move(halves.child)));
+  restored(cache.split(cache.snapshot(0), 28).child);
+}
+
 // ---- ollama
 
 // TestPrefillParity's third mask: causal but for queries 1 to 3 and keys 2 to 4, which see each other; the window wins.
