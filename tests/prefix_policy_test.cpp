@@ -78,6 +78,17 @@ TEST(PromptEndRule, LeavesATailAndAtLeastOneToken) {
   EXPECT_EQ(before_prompt_end(prompt, {.prompt_tail = 90}), std::nullopt);
 }
 
+TEST(TailRule, IsSoManyTokensBeforeThePromptsEnd) {
+  const PromptPlan prompt = {.n_tokens = 100, .restored = 10, .matched = 10, .turn_ends = {}, .size = {}, .tail = 20};
+  EXPECT_EQ(at_tail(prompt), 76);
+  EXPECT_EQ(at_tail(prompt, {.prompt_tail = 0}), 79);
+  PromptPlan short_prompt = prompt;
+  short_prompt.restored = 76;
+  EXPECT_EQ(at_tail(short_prompt), std::nullopt);
+  short_prompt.tail = std::nullopt;
+  EXPECT_EQ(at_tail(short_prompt), std::nullopt);
+}
+
 TEST(TurnEndRule, KeepsThoseThatAreComputed) {
   const Offsets ends = {0, 10, 20, 30, 40, 50};
   EXPECT_EQ(turn_ends({.n_tokens = 50, .restored = 10, .matched = 10, .turn_ends = ends, .size = {}}),
@@ -97,6 +108,12 @@ TEST(MergeRule, OfOneOffsetTheStrongerRuleStays) {
 }
 
 // ---- All rules together
+
+TEST(PlanPrompt, ATailComesBeforeThePromptsEnd) {
+  const PromptPlan prompt = {
+      .n_tokens = 300, .restored = 100, .matched = 100, .turn_ends = {}, .size = {100, 10}, .tail = 22};
+  EXPECT_EQ(plan_prompt(prompt), (Plan{{274, kTail}, {296, kPromptEnd}}));
+}
 
 TEST(PlanPrompt, ModelsWithoutSuchLayersNeedNone) {
   const Offsets ends = {500, 1000};
@@ -163,6 +180,8 @@ TEST(PlanPrompt, RefusesCountsOutOfOrder) {
                std::invalid_argument);
   EXPECT_THROW(plan_prompt({.n_tokens = 9, .restored = 5, .matched = 10, .turn_ends = {}, .size = size}),
                std::invalid_argument);
+  EXPECT_THROW(plan_prompt({.n_tokens = 9, .restored = 0, .matched = 0, .turn_ends = {}, .size = size, .tail = -1}),
+               std::invalid_argument);
 }
 
 // What the header promises, for random prompts.
@@ -178,6 +197,7 @@ TEST(PlanPrompt, PromisesHoldForAnyPrompt) {
     for (int n = below(30); n > 0; --n) ends.push_back(below(prompt.n_tokens + 10));
     std::sort(ends.begin(), ends.end());
     prompt.turn_ends = ends;
+    if (below(2) == 0) prompt.tail = below(200);
     prompt.size = {1 + static_cast<std::size_t>(below(100000)), static_cast<std::size_t>(below(500))};
     const PolicyOptions options = {.share = 0.1 + below(10) / 10.0,
                                    .min_spacing = 1 + below(400),
@@ -207,7 +227,7 @@ TEST(PlanPrompt, PromisesHoldForAnyPrompt) {
       ASSERT_LE(static_cast<double>(spaced_bytes), options.share * rows + 1e-6);
     }
     const int near = std::max(1, options.close);
-    for (const auto& exact : {branch_point(prompt), before_prompt_end(prompt, options)}) {
+    for (const auto& exact : {branch_point(prompt), before_prompt_end(prompt, options), at_tail(prompt, options)}) {
       const int offset = exact.value_or(prompt.restored);
       ASSERT_LT(offset - floor_of(offset), near);
     }

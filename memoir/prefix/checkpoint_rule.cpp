@@ -16,6 +16,8 @@ std::string_view checkpoint_rule_name(CheckpointRule rule) {
       return "long_answer";
     case CheckpointRule::kAnswerEnd:
       return "answer_end";
+    case CheckpointRule::kTail:
+      return "tail";
   }
   return "unknown";
 }

@@ -17,15 +17,16 @@ enum class CheckpointRule : std::uint8_t {
   kSpacing,     // every so many tokens of a prompt
   kLongAnswer,  // every so many tokens of an answer
   kAnswerEnd,   // the end of an answer
+  kTail,        // as far before the prompt's end as prompts were left lately
 };
 
-inline constexpr std::size_t kCheckpointRules = 6;
+inline constexpr std::size_t kCheckpointRules = 7;
 
 /// One T for each rule, by its number.
 template <class T>
 using PerRule = std::array<T, kCheckpointRules>;
 
-/// "branch", "turn_end", "prompt_end", "spacing", "long_answer" or "answer_end".
+/// "branch", "turn_end", "prompt_end", "spacing", "long_answer", "answer_end" or "tail".
 std::string_view checkpoint_rule_name(CheckpointRule rule);
 
 }  // namespace memoir::prefix

@@ -16,10 +16,7 @@ namespace {
 
 constexpr double kPriorCount = 8;
 constexpr double kRowsWeight = 0.5;
-
-// A quarter of the edge at least, so that trimming a long edge bit by bit copies each of its rows three times at most.
-constexpr int kTrimPart = 4;
-constexpr int kMinTrim = 64;
+constexpr std::uint32_t kMaxHits = 2;  // that count
 
 bool is_amount(double x) {
   return x >= 0 && std::isfinite(x);
@@ -107,16 +104,22 @@ bool Candidate::operator<(const Candidate& other) const {
 
 Eviction::Eviction(EvictionOptions options) : options_(options) {
   const bool are_amounts = is_amount(options.cost.per_token) && is_amount(options.cost.per_pair) &&
+                           is_amount(options.hit_weight) &&
                            std::all_of(options.prior.begin(), options.prior.end(), is_amount);
-  if (!are_amounts) throw std::invalid_argument("[prefix.Eviction] costs and priors must be at least 0");
+  if (!are_amounts) throw std::invalid_argument("[prefix.Eviction] costs, priors and weights must be at least 0");
 }
 
 double Eviction::weight(const Trie& trie, const Node& node) const {
-  if (node.checkpoint() == nullptr) return node.n_hits() + kRowsWeight;
-  const auto rule = static_cast<std::size_t>(node.rule());
+  const double of_hits = options_.hit_weight * std::min(node.n_hits(), kMaxHits);
+  if (node.checkpoint() == nullptr) return of_hits + kRowsWeight;
+  return of_hits + first_hit(trie, node.rule());
+}
+
+double Eviction::first_hit(const Trie& trie, CheckpointRule rule) const {
+  const auto i = static_cast<std::size_t>(rule);
   const TrieCounters& counters = trie.counters();
-  return node.n_hits() + (static_cast<double>(counters.n_used[rule]) + kPriorCount * options_.prior[rule]) /
-                             (static_cast<double>(counters.n_placed[rule]) + kPriorCount);
+  return (static_cast<double>(counters.n_used[i]) + kPriorCount * options_.prior[i]) /
+         (static_cast<double>(counters.n_placed[i]) + kPriorCount);
 }
 
 int Eviction::restorable_above(const Node& node) const {
@@ -133,7 +136,11 @@ bool Eviction::is_dead(const Node& leaf) const {
 }
 
 std::optional<Candidate> Eviction::candidate(const Trie& trie, const Node& node) const {
-  if (node.is_root() || node.n_pins() > 0) return std::nullopt;
+  return node.n_pins() > 0 ? std::nullopt : unpinned(trie, node);
+}
+
+std::optional<Candidate> Eviction::unpinned(const Trie& trie, const Node& node) const {
+  if (node.is_root()) return std::nullopt;
   const std::size_t bytes = node.checkpoint() != nullptr ? trie.ledger().share_bytes(*node.checkpoint()) : 0;
   Candidate result = {Victim::kCheckpoint, 0, 0, bytes, node.from(), node.to(), node.last_use(), node.id()};
   double cost = options_.needs.checkpoint ? options_.cost(restorable_above(node), node.to()) : 0;
@@ -144,12 +151,10 @@ std::optional<Candidate> Eviction::candidate(const Trie& trie, const Node& node)
     result.victim = dead ? Victim::kDeadLeaf : Victim::kRows;
     result.bytes += leaf_bytes(trie, node);
     if (!dead && !options_.needs.checkpoint) {
-      const int n_trimmed = std::max(kMinTrim, node.n_keys() / kTrimPart);
-      if (n_trimmed < node.n_keys()) {
-        result.from = node.to() - n_trimmed;
-        result.bytes = static_cast<std::size_t>(static_cast<double>(result.bytes) * n_trimmed / node.n_keys());
-      }
-      cost = options_.cost(result.from, node.to());
+      result.from = std::max(node.from(), (node.to() - 1) / kTrimUnit * kTrimUnit);
+      const double part = static_cast<double>(node.to() - result.from) / node.n_keys();
+      result.bytes = static_cast<std::size_t>(static_cast<double>(result.bytes) * part);
+      cost = options_.cost.per_token * (node.to() - result.from);
     }
   }
   result.value = weight(trie, node) * cost / static_cast<double>(std::max<std::size_t>(1, result.bytes));
@@ -189,26 +194,48 @@ void Eviction::evict(Trie& trie, Node& node, const Candidate& candidate) {
   counters_.n_bytes += bytes_before - std::min(bytes_before, trie.size_bytes());
 }
 
+void Eviction::grew(Trie& trie, const Node& node, std::size_t n_bytes, std::size_t budget) const {
+  if (budget == 0 || counters_.n_bytes > 0) return;
+  const std::optional<Candidate> held = unpinned(trie, node);
+  if (!held) return;
+  trie.advance_clock(trie.clock() + held->value * static_cast<double>(n_bytes) / static_cast<double>(budget));
+}
+
 bool Eviction::make_room(Trie& trie, std::size_t budget, std::size_t n_bytes) {
   const std::size_t target = budget - std::min(budget, n_bytes);
+  return evict_to(trie, target, std::numeric_limits<double>::infinity()) && n_bytes <= budget;
+}
+
+bool Eviction::make_room(Trie& trie, std::size_t budget, std::size_t n_bytes, const Newcomer& newcomer) {
+  if (n_bytes > budget) return false;
+  const double value = first_hit(trie, newcomer.rule) * options_.cost(newcomer.from, newcomer.to) /
+                       static_cast<double>(std::max<std::size_t>(1, newcomer.n_bytes));
+  const double score = trie.clock() + value;
+  if (evict_to(trie, budget - n_bytes, score)) return true;
+  trie.advance_clock(score);
+  return false;
+}
+
+// What scores `limit` or more stays. Returns whether no more than `target` bytes are left.
+bool Eviction::evict_to(Trie& trie, std::size_t target, double limit) {
   // Joining may take rows out of a storage that others still hold, and so make the trie larger again.
   while (trie.size_bytes() > target) {
     bool has_evicted = false;
-    while (evict_some(trie, target)) has_evicted = true;
+    while (evict_some(trie, target, limit)) has_evicted = true;
     if (!has_evicted) break;
     trie.join_chains();
   }
-  return n_bytes <= budget && trie.size_bytes() <= target;
+  return trie.size_bytes() <= target;
 }
 
 // Returns whether anything went.
-bool Eviction::evict_some(Trie& trie, std::size_t target) {
+bool Eviction::evict_some(Trie& trie, std::size_t target, double limit) {
   if (trie.size_bytes() <= target) return false;
   Queue queue(trie, *this);
   bool has_evicted = false;
   while (trie.size_bytes() > target) {
     const auto [candidate, node] = queue.pop();
-    if (node == nullptr) break;
+    if (node == nullptr || candidate.score >= limit) break;
     const bool stays = candidate.victim == Victim::kCheckpoint || candidate.from > node->from();
     Node* const changed = stays ? node : node->parent();
     evict(trie, *node, candidate);

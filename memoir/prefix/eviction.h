@@ -5,6 +5,7 @@
 // Candidates: the checkpoint of a node with children (its rows stay, those below need them), and a leaf. A leaf that
 // needs a checkpoint goes whole; without that need its rows are trimmed from the end. What lies above a pin never goes.
 // A leaf that nothing can be restored from (no checkpoint where one is needed, no rows where they are) goes first.
+// Rows are trimmed to multiples of kTrimUnit, so that what is cut off is little more than what has to go.
 //
 // The rest goes by lowest score, GDSF's (Cherkasova 1998, "Improving WWW proxies performance with Greedy-Dual-Size-
 // Frequency caching policy"), with Marconi's cost (Pan et al., MLSys 2025: FLOPs saved for each byte):
@@ -13,16 +14,25 @@
 //
 //   cost    what a request that ends here would have to compute if it were gone. a and b in tokens:
 //           per_token * (b - a) + per_pair * (b^2 - a^2) / 2
+//           Of rows that are trimmed per_token * (b - a): were it by depth, the ends of long logs would stay when they
+//           are over, and shorter ones that go on would be cut (benches/prefix_sim shows it)
 //   bytes   the checkpoint, shared storages by their parts; of a leaf that goes whole also keys and the rows that
 //   nobody
 //           else needs then: its own and those above it, up to the next checkpoint or branch
-//   weight  hits of the node itself, plus how likely a first one is: of the checkpoints that the same rule placed, the
-//           part that was ever used, (used + 8 * prior) / (placed + 8). Rows alone: 1/2.
+//   weight  how likely a first hit is: of the checkpoints that the same rule placed, the part that was ever used,
+//           (used + 8 * prior) / (placed + 8); rows alone: 1/2. And hit_weight for each of the node's first two hits:
+//           little, since a chat that was asked often is not asked more often once it is over.
 //   clock   the score of what was last evicted, at the time of the last use: what is not used ages, as the clock goes
 //   on
 //
+// Until something has been evicted grew() keeps the clock going, as if what goes into free room had pushed out its
+// like; else all that was stored before the budget was first full would be of one age.
+//
 // Of equal scores a checkpoint goes before rows, then the one that was used longer ago, then the deeper. So the order
 // depends on nothing but the calls made on the trie.
+//
+// A checkpoint is not taken in for something that scores more than it: a rule whose checkpoints are never used would
+// else, in a small budget, drive out those of the others as often as it places one.
 //
 // Cost: make_room looks at every node once for each 64 that go, and at a few for each of them.
 
@@ -45,8 +55,12 @@ struct RecomputeCost {
 struct EvictionOptions {
   Needs needs = {};
   RecomputeCost cost = {};
-  PerRule<double> prior = {0.5, 0.3, 0.5, 0.1, 0.05, 0.5};  // of a first hit, by rule
+  PerRule<double> prior = {0.5, 0.3, 0.5, 0.1, 0.05, 0.5, 0.5};  // of a first hit, by rule
+  double hit_weight = 0.15;
 };
+
+/// Where a leaf's rows are cut. A part of a block of rows (row_blocks.h), so that one block at most is copied for it.
+inline constexpr int kTrimUnit = 128;
 
 enum class Victim { kDeadLeaf, kCheckpoint, kRows };
 
@@ -72,14 +86,30 @@ struct EvictionCounters {
   std::uint64_t n_bytes = 0;
 };
 
+/// A checkpoint that is to come.
+struct Newcomer {
+  CheckpointRule rule;
+  int from;             // the next place above that can be restored
+  int to;               // its offset
+  std::size_t n_bytes;  // its own, and of the rows [from, to)
+};
+
 class Eviction {
  public:
-  /// Throws std::invalid_argument if a cost or prior is negative or not a number.
+  /// Throws std::invalid_argument if a cost, a prior or hit_weight is negative or not a number.
   explicit Eviction(EvictionOptions options);
 
   /// Drops until trie.size_bytes() + n_bytes <= budget, and joins chains. Returns false if that can't be reached: what
   /// is left is pinned, or n_bytes is more than the budget.
   bool make_room(Trie& trie, std::size_t budget, std::size_t n_bytes = 0);
+
+  /// The same for a checkpoint that would be the newest: what scores as much as it would, or more, stays for it.
+  /// Returns false too if that leaves no room; the clock is then as if it had come and been the first to go.
+  bool make_room(Trie& trie, std::size_t budget, std::size_t n_bytes, const Newcomer& newcomer);
+
+  /// Tells that n_bytes came to be held, with `node` at their end, pinned or not, and that make_room() had nothing to
+  /// do for them. Before the first eviction the clock goes on by the node's value * n_bytes / budget.
+  void grew(Trie& trie, const Node& node, std::size_t n_bytes, std::size_t budget) const;
 
   /// What may go of this node; nullopt if nothing.
   std::optional<Candidate> candidate(const Trie& trie, const Node& node) const;
@@ -91,11 +121,14 @@ class Eviction {
   const EvictionCounters& counters() const { return counters_; }
 
  private:
+  std::optional<Candidate> unpinned(const Trie& trie, const Node& node) const;
   double weight(const Trie& trie, const Node& node) const;
+  double first_hit(const Trie& trie, CheckpointRule rule) const;
   int restorable_above(const Node& node) const;
   bool is_dead(const Node& leaf) const;
   std::size_t leaf_bytes(const Trie& trie, const Node& leaf) const;
-  bool evict_some(Trie& trie, std::size_t target);
+  bool evict_to(Trie& trie, std::size_t target, double limit);
+  bool evict_some(Trie& trie, std::size_t target, double limit);
   void evict(Trie& trie, Node& node, const Candidate& candidate);
 
   EvictionOptions options_;

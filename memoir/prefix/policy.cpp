@@ -34,8 +34,9 @@ void add_apart(std::vector<PlannedCheckpoint>& planned, std::span<const int> off
 }
 
 void check_prompt(const PromptPlan& prompt) {
-  if (prompt.restored < 0 || prompt.matched < prompt.restored || prompt.n_tokens < prompt.matched) {
-    throw std::invalid_argument("[prefix.plan_prompt] expected 0 <= restored <= matched <= n_tokens");
+  if (prompt.restored < 0 || prompt.matched < prompt.restored || prompt.n_tokens < prompt.matched ||
+      prompt.tail.value_or(0) < 0) {
+    throw std::invalid_argument("[prefix.plan_prompt] expected 0 <= restored <= matched <= n_tokens, and 0 <= tail");
   }
 }
 
@@ -59,6 +60,12 @@ std::optional<int> branch_point(const PromptPlan& prompt) {
 
 std::optional<int> before_prompt_end(const PromptPlan& prompt, const PolicyOptions& options) {
   const int offset = prompt.n_tokens - std::max(1, options.prompt_tail);
+  return offset > prompt.restored ? std::optional(offset) : std::nullopt;
+}
+
+std::optional<int> at_tail(const PromptPlan& prompt, const PolicyOptions& options) {
+  if (!prompt.tail) return std::nullopt;
+  const int offset = prompt.n_tokens - std::max(1, options.prompt_tail) - *prompt.tail;
   return offset > prompt.restored ? std::optional(offset) : std::nullopt;
 }
 
@@ -100,6 +107,7 @@ std::vector<PlannedCheckpoint> plan_prompt(const PromptPlan& prompt, const Polic
   const std::size_t n_exact = std::min(turns.size(), static_cast<std::size_t>(options.n_exact_turns));
   const auto exact = turns.end() - static_cast<std::ptrdiff_t>(n_exact);
   for (auto turn = exact; turn != turns.end(); ++turn) planned.push_back({*turn, CheckpointRule::kTurnEnd});
+  if (const auto offset = at_tail(prompt, options)) planned.push_back({*offset, CheckpointRule::kTail});
   if (const auto offset = before_prompt_end(prompt, options)) planned.push_back({*offset, CheckpointRule::kPromptEnd});
   planned = merge_close(std::move(planned), prompt.restored, options.close);
 

@@ -8,6 +8,7 @@
 //   branch      the prompt at hand matches further than could be restored: others will leave at the same place
 //   turn end    chats are edited, regenerated and stripped of thoughts at turns' borders
 //   prompt end  the same prompt again, or with another answer
+//   tail        prompts were left so many tokens before their ends lately (tail_habit.h)
 //   spacing     every N tokens where the others leave room, so that no divergence loses more than 2 N
 // and within an answer: every N tokens, and its end.
 //
@@ -34,6 +35,7 @@ struct PolicyOptions {
   int close = 16;              // a checkpoint fewer tokens than this behind another is not worth taking
   int prompt_tail = 4;         // tokens of the prompt behind its last checkpoint
   int n_exact_turns = 2;       // the last ends of turns, which are never moved for economy
+  bool learns_tail = true;     // the rule tail
 };
 
 struct PlannedCheckpoint {
@@ -49,6 +51,7 @@ struct PromptPlan {
   int matched = 0;                 // tokens shared with what is stored, >= restored
   std::span<const int> turn_ends;  // ascending offsets; those outside (restored, n_tokens) are ignored
   StateSize size;
+  std::optional<int> tail = std::nullopt;  // TailHabit::tail
 };
 
 /// N = max(min_spacing, ceil(checkpoint_bytes / (share * row_bytes))): N tokens' rows times the share pay for one
@@ -63,6 +66,9 @@ std::optional<int> branch_point(const PromptPlan& prompt);
 /// n_tokens - max(1, prompt_tail), if that is beyond `restored`.
 std::optional<int> before_prompt_end(const PromptPlan& prompt, const PolicyOptions& options = {});
 
+/// That many tokens before before_prompt_end, if there is such a habit and it is beyond `restored`.
+std::optional<int> at_tail(const PromptPlan& prompt, const PolicyOptions& options = {});
+
 /// The ends of turns within (restored, n_tokens).
 std::vector<int> turn_ends(const PromptPlan& prompt);
 
@@ -74,11 +80,10 @@ std::vector<int> spaced(int from, int to, int spacing);
 /// costs fewer than `close` tokens. Sorts; where two have one offset, the stronger rule stays.
 std::vector<PlannedCheckpoint> merge_close(std::vector<PlannedCheckpoint> planned, int restored, int close);
 
-/// All rules for a prompt, ascending, within (restored, n_tokens). The branch, the last turns and the prompt's end come
-/// first and are merged where they are `close`; earlier turns join them where nothing is nearer than N / 4, and spaced
-/// ones where nothing is nearer than N / 2.
-/// Throws std::invalid_argument as checkpoint_spacing, and if restored, matched or n_tokens are not in order or
-/// negative.
+/// All rules for a prompt, ascending, within (restored, n_tokens). The branch, the last turns, the tail and the
+/// prompt's end come first and are merged where they are `close`; earlier turns join them where nothing is nearer than
+/// N / 4, and spaced ones where nothing is nearer than N / 2. Throws std::invalid_argument as checkpoint_spacing, and
+/// if restored, matched or n_tokens are not in order or negative.
 std::vector<PlannedCheckpoint> plan_prompt(const PromptPlan& prompt, const PolicyOptions& options = {});
 
 /// While answering: every `spacing` tokens behind the last checkpoint, within (from, to].

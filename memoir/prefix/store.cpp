@@ -63,7 +63,8 @@ void Store::settle(Lease& lease, const Match& match, int offset, const KnownToke
   std::vector<int> turn_ends(known.turn_ends.begin(), known.turn_ends.end());
   std::sort(turn_ends.begin(), turn_ends.end());
   const int matched = std::clamp(match.matched, offset, known.n_prompt);
-  lease.plan_ = plan_prompt({known.n_prompt, offset, matched, turn_ends, size_}, options_.policy);
+  const std::optional<int> tail = options_.policy.learns_tail ? habit_.tail(options_.policy.close) : std::nullopt;
+  lease.plan_ = plan_prompt({known.n_prompt, offset, matched, turn_ends, size_, tail}, options_.policy);
 }
 
 cache::ModelCache Store::begin(Lease& lease, const KnownTokens& known) {
@@ -84,6 +85,7 @@ cache::ModelCache Store::begin(Lease& lease, const KnownTokens& known) {
     ++counters_.n_failed_restores;
     lookup.max_offset = is_too_large ? 0 : match.restorable.node->from();
   }
+  habit_.saw(match, static_cast<int>(known.tokens.size()), options_.policy.close);
   trie_.use(match, static_cast<int>(known.tokens.size()));
   settle(lease, match, match.restorable.offset, known);
   return cache ? std::move(*cache) : make_cache_();
@@ -219,12 +221,19 @@ void Store::end(Lease& lease, const cache::ModelCache& cache) noexcept {
 
 // ---- Keeping
 
-bool Store::make_room(std::size_t n_bytes) {
+// newcomer: the checkpoint that it is for, if there is one.
+bool Store::make_room(std::size_t n_bytes, const Newcomer* newcomer) {
   if (n_bytes <= options_.max_bytes && trie_.size_bytes() <= options_.max_bytes - n_bytes) return true;
   // What is not pinned is not thrown away for something that would not fit even so.
   const std::size_t n_pinned = trie_.pinned_bytes();
-  if (n_pinned > options_.max_bytes || n_bytes > options_.max_bytes - n_pinned) return false;
-  return eviction_.make_room(trie_, options_.max_bytes, n_bytes);
+  if (n_pinned > options_.max_bytes || n_bytes > options_.max_bytes - n_pinned) {
+    ++counters_.n_without_room;
+    return false;
+  }
+  if (newcomer == nullptr) return eviction_.make_room(trie_, options_.max_bytes, n_bytes);
+  const bool has_room = eviction_.make_room(trie_, options_.max_bytes, n_bytes, *newcomer);
+  if (!has_room) ++counters_.n_not_worth_it;
+  return has_room;
 }
 
 // Keeps the sequence's state of [0, to), as far as it is not kept yet and there is room.
@@ -243,16 +252,19 @@ void Store::insert(Lease& lease, const CacheParts& parts, int to, std::unique_pt
   // Keys may need a node for each of up to three places: the end, and where an edge is split.
   const std::size_t n_bytes = n_new_rows * size_.row_bytes + static_cast<std::size_t>(to - from) * sizeof(Key) +
                               3 * Node::kBytes + (checkpoint ? checkpoint->size_bytes() : 0);
-  if (!make_room(n_bytes)) {
-    ++counters_.n_without_room;
-    return;
+  std::optional<Newcomer> newcomer;
+  if (checkpoint) {
+    const int above = std::min(lease.last_checkpoint_, to);
+    newcomer = {rule, above, to, checkpoint->size_bytes() + static_cast<std::size_t>(to - above) * size_.row_bytes};
   }
+  if (!make_room(n_bytes, newcomer ? &*newcomer : nullptr)) return;
   if (n_new_rows > 0) insertion.rows = RowBlocks::copied(parts, rows_from, to);
   insertion.known = lease.pin_.position();  // not before: making room joins edges
   const std::shared_ptr<const StateCheckpoint::States> states = checkpoint ? checkpoint->shared_states() : nullptr;
   insertion.checkpoint = std::move(checkpoint);
   const std::optional<Position> position = trie_.insert(std::move(insertion));
   if (!position) return;
+  eviction_.grew(trie_, *position->node, n_bytes, options_.max_bytes);
   lease.pin_ = trie_.pin(*position);
   if (states) lease.last_checkpoint_ = to;
   if (tier_) tell_tier(std::span(lease.keys_).first(static_cast<std::size_t>(to)), parts, rows_from, states, rule);
@@ -336,6 +348,7 @@ void Store::insert_found(Pin& place, std::span<const Key> keys, std::unique_ptr<
   insertion.checkpoint = std::move(checkpoint.state);
   insertion.rule = checkpoint.rule;
   const std::optional<Position> position = trie_.insert(std::move(insertion));
+  if (position) eviction_.grew(trie_, *position->node, n_bytes, options_.max_bytes);
   if (position && to >= place.position().offset) place = trie_.pin(*position);
 }
 
@@ -356,6 +369,7 @@ nlohmann::json Store::report(const ReportOptions& options) {
   result["failed"] = {{"restores", counters_.n_failed_restores},
                       {"inserts", counters_.n_failed_inserts},
                       {"without_room", counters_.n_without_room},
+                      {"not_worth_it", counters_.n_not_worth_it},
                       {"tier", counters_.n_failed_tier_calls}};
   if (tier_) result["tier"] = tier_->report();
   result["tree"] = report_nodes(trie_, eviction_, options);

@@ -38,6 +38,7 @@
 #include "memoir/prefix/report.h"
 #include "memoir/prefix/row_blocks.h"
 #include "memoir/prefix/state_checkpoint.h"
+#include "memoir/prefix/tail_habit.h"
 #include "memoir/prefix/tier.h"
 #include "memoir/prefix/trie.h"
 
@@ -54,6 +55,7 @@ struct StoreCounters {
   std::uint64_t n_failed_restores = 0;  // a shorter hit instead
   std::uint64_t n_failed_inserts = 0;   // something threw
   std::uint64_t n_without_room = 0;     // what is pinned left none
+  std::uint64_t n_not_worth_it = 0;     // checkpoints for which something better would have had to go
   std::uint64_t n_failed_tier_calls = 0;
 };
 
@@ -139,7 +141,7 @@ class Store {
   const StoreCounters& counters() const { return counters_; }
   const Trie& trie() const { return trie_; }
 
-  /// {"max_bytes", "failed": {"restores", "inserts", "without_room", "tier"}, "tier":
+  /// {"max_bytes", "failed": {"restores", "inserts", "without_room", "not_worth_it", "tier"}, "tier":
   /// Tier::report() if there is one, and what report_totals() has; "tree":
   /// report_nodes()}.
   nlohmann::json report(const ReportOptions& options = {});
@@ -149,7 +151,7 @@ class Store {
   std::optional<cache::ModelCache> restore(const Match& match, std::size_t n_tokens) const;
   void insert(Lease& lease, const CacheParts& parts, int to, std::unique_ptr<StateCheckpoint> checkpoint,
               CheckpointRule rule);
-  bool make_room(std::size_t n_bytes);
+  bool make_room(std::size_t n_bytes, const Newcomer* newcomer = nullptr);
   void open(Lease& lease, const KnownTokens& known) const;
   void settle(Lease& lease, const Match& match, int offset, const KnownTokens& known);
   void go_back(Lease& lease, int offset);
@@ -170,6 +172,7 @@ class Store {
   int spacing_;
   Trie trie_;
   Eviction eviction_;
+  TailHabit habit_;
   StoreCounters counters_;
 };
 
