@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
 #include <string>
 
 #include "tests/cli_runner.h"
@@ -138,6 +141,47 @@ TEST_F(CliPrefixCache, ADamagedDirectoryIsNoReasonToFail) {
   EXPECT_EQ(after["cached_tokens"], 0);
   EXPECT_EQ(after["tokens"], expected["tokens"]);
   EXPECT_EQ(generated(counted(0, 60))["cached_tokens"], 59);
+}
+
+// Killed while requests run and blocks are written; what is there then is used by the next run. Every answer that a run
+// has given, and all of the last one's, are those without a cache. (benches/prefix_soak.py does it for longer.)
+TEST_F(CliPrefixCache, AProgramThatIsKilledAtAnyMomentLeavesNothingWrong) {
+  std::mt19937 random(20261128);
+  std::string requests;
+  for (int i = 0; i < 120; ++i) {
+    std::string tokens = counted(0, 60);
+    for (unsigned n = 1 + random() % 60; n > 0; --n) tokens += "," + std::to_string(random() % 150);
+    requests += R"({"max_tokens": 3, "temperature": 0, "tokens": [)" + tokens + "]}\n";
+  }
+  test::write_file(in_folder("requests.jsonl"), requests);
+  // By index, of the lines that are whole.
+  const auto answers = [](const std::string& out) {
+    std::map<int, json> result;
+    std::istringstream lines(out.substr(0, out.rfind('\n') + 1));
+    for (std::string line; std::getline(lines, line);) {
+      const json answer = json::parse(line);
+      result[answer["index"]] = answer["tokens"];
+    }
+    return result;
+  };
+  for (const char* const model : {"llama", "lfm2"}) {
+    SCOPED_TRACE(model);
+    const std::string program = std::string(MEMOIR_PROGRAM) + " generate -m " + test::data(model).string() +
+                                " --batch " + in_folder("requests.jsonl") + " --prefix-cache-bytes ";
+    const auto expected = answers(shell(program + "0").out);
+    ASSERT_EQ(expected.size(), 120U);
+    const std::string kept = program + "300000 --prefix-cache-disk-bytes 1500000 --prefix-cache-dir " + directory();
+    for (int round = 0; round < 8; ++round) {
+      const std::string moment = "0." + std::to_string(100 + random() % 250);
+      const Outcome killed = shell(kept + " & sleep " + moment + "; kill -9 $!; wait $!");
+      EXPECT_EQ(killed.err.find("memoir:"), std::string::npos) << killed.err;
+      for (const auto& [index, tokens] : answers(killed.out)) EXPECT_EQ(tokens, expected.at(index)) << index;
+    }
+    const Outcome last = shell(kept);
+    EXPECT_EQ(last.status, 0);
+    EXPECT_EQ(last.err, "");
+    EXPECT_EQ(answers(last.out), expected);
+  }
 }
 
 TEST_F(CliPrefixCache, WhatCannotBeWrittenIsSaidOnce) {
