@@ -67,6 +67,43 @@ TEST_F(CliPrefixCache, OtherFormatsOfKeysAndValuesAreApart) {
   EXPECT_EQ(generated(prompt)["cached_tokens"], 59);
 }
 
+// Two layers with rows and four with states. Codes take 36 bytes where float32 rows take 128, and are not mixed with
+// them.
+TEST_F(CliPrefixCache, AFormatWithCodesIsApartAndSmaller) {
+  const std::string prompt = counted(0, 100);
+  const std::string model = "qwen3_next";
+  EXPECT_EQ(generated(prompt, "", model)["cached_tokens"], 0);
+  const auto size = [&] {
+    std::uint64_t n = 0;
+    for (const auto& entry : fs::directory_iterator(directory())) n += entry.file_size();
+    return n;
+  };
+  const std::uint64_t exact = size();
+  EXPECT_EQ(generated(prompt, "--prefix-cache-format q8", model)["cached_tokens"], 0);
+  EXPECT_LT(size() - exact, exact);
+  EXPECT_EQ(generated(prompt, "--prefix-cache-format q8", model)["cached_tokens"], 96);
+  EXPECT_EQ(generated(prompt, "--prefix-cache-format exact", model)["cached_tokens"], 96);
+  test::write_file(in_folder("requests.jsonl"), R"({"tokens": [)" + counted(0, 100) + R"(], "max_tokens": 2})");
+  const Outcome batch = run("generate -m " + test::data(model).string() + " --batch " + in_folder("requests.jsonl") +
+                            " --prefix-cache-format q8 --prefix-cache-dir " + directory());
+  ASSERT_EQ(batch.status, 0) << batch.err;
+  EXPECT_EQ(json::parse(batch.out)["cached_tokens"], 96);
+}
+
+TEST_F(CliPrefixCache, AFormatWithCodesIsRefusedWhereItCannotBe) {
+  const auto with = [&](const std::string& model, const std::string& more) {
+    return "generate -m " + test::data(model).string() + " --tokens 1,2,3 -n 1 --prefix-cache-format q8 " + more;
+  };
+  const std::string kept = "--prefix-cache-dir " + directory();
+  expect_failure(with("qwen3_next", kept + " --kv q8"), 2, "quantized already");
+  expect_failure(with("qwen3_next", ""), 2, "nothing is kept");
+  expect_failure(with("qwen3_next", "--n 2"), 2, "--prefix-cache-format");
+  expect_failure(with("qwen3_next", kept + " --context-shift --context 64"), 2, "--prefix-cache-dir");
+  expect_failure(with("mamba2", kept), 1, "keeps no rows");
+  expect_failure(with("llama", kept), 1, "multiple of 32");
+  expect_failure("generate -m " + tiny() + " --tokens 1 --prefix-cache-format q4 " + kept, 2, "--prefix-cache-format");
+}
+
 TEST_F(CliPrefixCache, RequestsOfABatchUseAndFillIt) {
   generated(counted(0, 60));
   test::write_file(in_folder("requests.jsonl"), R"({"tokens": [)" + counted(0, 50) +

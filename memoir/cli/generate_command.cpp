@@ -171,8 +171,10 @@ int run_batch(const GenerateArguments& arguments) {
   service_options.max_running = arguments.n_side_by_side;
   service_options.prefill_tokens_per_step = options.prefill_chunk;
   service_options.prefix_cache_bytes = arguments.prefix_cache.bytes();
+  service_options.prefix_cache_format = arguments.prefix_cache.format();
   service_options.prefix_cache_directory = arguments.prefix_cache.directory(arguments.run.model);
   const cache::CacheOptions caches = arguments.kv.cache_options(loaded.model->config());
+  arguments.prefix_cache.check_format(true, caches);
   const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), service_options, caches);
   ProgressLine progress("requests");
   engine::generate_batch(
@@ -218,6 +220,7 @@ void check_samples(const GenerateArguments& arguments) {
   if (arguments.draft.is_used()) refuse("--draft");
   if (arguments.shift.is_used()) refuse("--context-shift");
   if (arguments.prefix_cache.has_directory()) refuse("--prefix-cache-dir");
+  if (arguments.prefix_cache.format() != prefix::StoreFormat::kAsComputed) refuse("--prefix-cache-format");
   if (arguments.kv.quantize_from > 0) refuse("--quantized-kv-start");
 }
 
@@ -250,6 +253,7 @@ int run_generate(GenerateArguments& arguments) {
                                      {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
                                      {"--draft", arguments.draft.is_used()},
                                      {"--max-kv-size", arguments.kv.max_size > 0}});
+  arguments.prefix_cache.check_format(arguments.prefix_cache.has_directory(), caches);
   // A single prompt has no use for one that does not last.
   std::unique_ptr<prefix::Store> store;
   if (arguments.prefix_cache.has_directory()) {

@@ -1,6 +1,7 @@
 #include "memoir/cli/prefix_cache.h"
 
 #include <filesystem>
+#include <map>
 #include <utility>
 
 #include "memoir/cli/model_path.h"
@@ -21,6 +22,15 @@ void PrefixCacheArguments::add_to(CLI::App& command, const std::string& what) {
                   "bytes of memory for what " + what + "\n(default: a quarter of the memory)")
       ->type_name("N")
       ->transform(whole_number(0, most));
+  const std::map<std::string, prefix::StoreFormat> formats = {{"exact", prefix::StoreFormat::kAsComputed},
+                                                              {"q8", prefix::StoreFormat::kQ8}};
+  command
+      .add_option(
+          "--prefix-cache-format", format_,
+          "how rows are kept there: exact, or q8, which takes a half to a quarter\nof the bytes and gives answers that "
+          "are near to, and not always the same as,\nthose without the cache")
+      ->type_name("exact|q8")
+      ->transform(CLI::CheckedTransformer(formats).description(""));
   CLI::Option* directory =
       command.add_option("--prefix-cache-dir", directory_, "keep that in DIR too, for later runs")->type_name("DIR");
   command
@@ -48,6 +58,12 @@ std::optional<prefix::DirectoryTierOptions> PrefixCacheArguments::directory(cons
   return options;
 }
 
+void PrefixCacheArguments::check_format(bool is_kept, const cache::CacheOptions& caches) const {
+  if (format_ == prefix::StoreFormat::kAsComputed) return;
+  if (!is_kept || bytes_ == 0) throw UsageError("--prefix-cache-format q8: nothing is kept that it could be for");
+  if (caches.quantization) throw UsageError("--prefix-cache-format q8: with --kv the rows are quantized already");
+}
+
 std::unique_ptr<prefix::Store> PrefixCacheArguments::store(const std::string& model_name, const model::Model& model,
                                                            const cache::CacheOptions& caches) const {
   if (caches.quantize_from > 0 && has_directory()) {
@@ -55,7 +71,7 @@ std::unique_ptr<prefix::Store> PrefixCacheArguments::store(const std::string& mo
   }
   std::optional<prefix::DirectoryTierOptions> tier = directory(model_name);
   if (bytes_ == 0 || caches.quantize_from > 0) return nullptr;
-  return engine::make_prefix_store(model, {.max_bytes = bytes_}, caches, std::move(tier));
+  return engine::make_prefix_store(model, {.max_bytes = bytes_, .format = format_}, caches, std::move(tier));
 }
 
 }  // namespace memoir::cli

@@ -1,6 +1,7 @@
 #pragma once
 
-// --prefix-cache-bytes, --prefix-cache-dir, --prefix-cache-disk-bytes: what is kept of computed prefixes, and where.
+// --prefix-cache-bytes, --prefix-cache-format, --prefix-cache-dir, --prefix-cache-disk-bytes: what is kept of computed
+// prefixes, how, and where.
 
 #include <CLI/CLI.hpp>
 #include <cstddef>
@@ -23,19 +24,25 @@ class PrefixCacheArguments {
   void add_to(CLI::App& command, const std::string& what);
 
   std::size_t bytes() const { return bytes_; }
+  prefix::StoreFormat format() const { return format_; }
   bool has_directory() const { return !directory_.empty(); }
 
   /// For the model as -m has it; nullopt without --prefix-cache-dir. The directory is made if there is none.
   /// Throws UsageError if it is no directory, or without memory to work in; FileError if the model can't be read.
   std::optional<prefix::DirectoryTierOptions> directory(const std::string& model) const;
 
+  /// Throws UsageError if a format was chosen that has nothing to work on: nothing is kept, or not what this command
+  /// computes; or rows are quantized already.
+  void check_format(bool is_kept, const cache::CacheOptions& caches) const;
+
   /// A store for sessions with caches of these options; null where nothing can be kept.
-  /// Throws as directory(), and UsageError for --quantized-kv-start with a directory.
+  /// Throws as directory() and make_prefix_store(), and UsageError for --quantized-kv-start with a directory.
   std::unique_ptr<prefix::Store> store(const std::string& model_name, const model::Model& model,
                                        const cache::CacheOptions& caches) const;
 
  private:
   std::size_t bytes_ = default_prefix_cache_bytes();
+  prefix::StoreFormat format_ = prefix::StoreFormat::kAsComputed;
   std::string directory_;
   std::uint64_t disk_bytes_ = prefix::DirectoryTierOptions().max_bytes;
 };

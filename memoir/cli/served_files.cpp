@@ -83,7 +83,9 @@ server::ServedModel served_model(const model::LoadedModel& loaded, const fs::pat
 std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const fs::path& path,
                                                const ServingOptions& options) {
   const cache::CacheOptions caches = options.kv.cache_options(loaded.model->config());
+  options.prefix_cache.check_format(true, caches);
   engine::ServiceOptions service = options.service;
+  service.prefix_cache_format = options.prefix_cache.format();
   service.prefix_cache_directory = options.prefix_cache.directory(path.string());
   if (service.prefix_cache_directory && options.on_warning)
     service.prefix_cache_directory->on_warning = options.on_warning;

@@ -248,10 +248,10 @@ std::unique_ptr<Service> make_service(model::LoadedModel loaded, const ServiceOp
   const auto model = std::make_shared<std::unique_ptr<model::Model>>(std::move(loaded.model));
   const mx::Device device = mx::default_device();
   const auto make_runner = [model, device, caches, n_bytes = options.prefix_cache_bytes,
-                            directory = options.prefix_cache_directory] {
+                            format = options.prefix_cache_format, directory = options.prefix_cache_directory] {
     mx::set_default_device(device);
-    return std::make_unique<ThreadsRunner>(std::move(*model), prefix::StoreOptions{.max_bytes = n_bytes}, caches,
-                                           directory);
+    return std::make_unique<ThreadsRunner>(
+        std::move(*model), prefix::StoreOptions{.max_bytes = n_bytes, .format = format}, caches, directory);
   };
   return make_service(make_runner, std::move(loaded.tokenizer), options);
 }

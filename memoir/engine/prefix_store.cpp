@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "memoir/prefix/directory_tier.h"
+#include "memoir/prefix/narrow_rows.h"
 
 namespace memoir::engine {
 
@@ -19,9 +20,17 @@ std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, cons
   cache::ModelCache cache = model.make_cache(caches);
   model.forward(std::vector<TokenId>{0}, cache, model::LogitRows::kLast);
   const auto make_cache = [&model, caches] { return model.make_cache(caches); };
+  prefix::StoreOptions settled = options;
+  prefix::StateSize size = prefix::state_size(cache);
+  if (options.format == prefix::StoreFormat::kQ8) {
+    settled.narrow_rows = prefix::NarrowRows::of(cache);
+    size.row_bytes = settled.narrow_rows->row_bytes(prefix::parts_of(cache));
+  }
   std::unique_ptr<prefix::Tier> tier;
-  if (directory) tier = std::make_unique<prefix::DirectoryTier>(*directory, prefix::CacheForm(cache));
-  return std::make_unique<prefix::Store>(make_cache, prefix::state_size(cache), options, std::move(tier));
+  if (directory) {
+    tier = std::make_unique<prefix::DirectoryTier>(*directory, prefix::CacheForm(cache, settled.narrow_rows));
+  }
+  return std::make_unique<prefix::Store>(make_cache, size, settled, std::move(tier));
 }
 
 }  // namespace memoir::engine

@@ -15,7 +15,7 @@ namespace memoir::engine {
 /// For caches that model.make_cache(caches) makes; the model must outlive the store. With `directory` what is kept also
 /// goes there, and comes from there. Computes nothing.
 /// Throws std::invalid_argument as make_cache and prefix::Store do, and if the caches' format changes on the way
-/// (caches.quantize_from > 0).
+/// (caches.quantize_from > 0); UnsupportedError as NarrowRows::of, if options.format asks for codes.
 std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, const prefix::StoreOptions& options,
                                                  const cache::CacheOptions& caches = {},
                                                  const std::optional<prefix::DirectoryTierOptions>& directory = {});

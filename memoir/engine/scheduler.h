@@ -15,6 +15,7 @@
 #include "memoir/engine/service.h"
 #include "memoir/engine/step_runner.h"
 #include "memoir/prefix/directory_options.h"
+#include "memoir/prefix/store_format.h"
 #include "memoir/text/tokenizer.h"
 
 namespace memoir::cache {
@@ -31,6 +32,7 @@ struct ServiceOptions {
   int max_queued = 256;                // accepted beyond those, >= 0; then Refusal::kQueueFull
   int prefill_tokens_per_step = 512;   // of all prompts together, >= 1
   std::size_t prefix_cache_bytes = 0;  // kept of ended requests for later ones; 0: nothing
+  prefix::StoreFormat prefix_cache_format = prefix::StoreFormat::kAsComputed;
   std::optional<prefix::DirectoryTierOptions> prefix_cache_directory = std::nullopt;  // where that goes on
   std::optional<std::size_t> max_cache_bytes = std::nullopt;  // of all running requests; absent: no limit
   std::optional<int> max_context = std::nullopt;              // at most the model's, >= 1

@@ -82,10 +82,27 @@ std::unique_ptr<KVSnapshot> take_snapshot(const cache::KVOptions& options, const
 
 // ---- Forms
 
-CacheForm::CacheForm(const cache::ModelCache& cache) {
+CacheForm::CacheForm(const cache::ModelCache& cache, const std::optional<NarrowRows>& narrow) {
   const CacheParts parts = parts_of(cache);
   for (const cache::KVCache* const part : parts.flat) flat_.push_back(part_of(*part));
   for (const cache::LayerCache* const part : parts.others) others_.push_back(part_of(*part));
+  if (!narrow) return;
+  for (Part& part : flat_) CacheForm::narrow(part, *narrow);
+}
+
+// Keys and values become codes, scales and biases each.
+void CacheForm::narrow(Part& part, const NarrowRows& rows) {
+  std::vector<ArrayForm> arrays;
+  for (const ArrayForm& dense : part.arrays) {
+    ArrayForm codes{mx::uint32, dense.shape};
+    codes.shape.back() = dense.shape.back() * rows.codes.bits / 32;
+    ArrayForm scales{mx::float16, dense.shape};
+    scales.shape.back() = dense.shape.back() / rows.codes.group_size;
+    arrays.insert(arrays.end(), {codes, scales, scales});
+  }
+  part.arrays = std::move(arrays);
+  part.kv->quantization = rows.codes;
+  part.narrowed = rows.dtype;
 }
 
 CacheForm::Part CacheForm::part_of(const cache::LayerCache& cache) {
@@ -133,6 +150,7 @@ Json CacheForm::json() const {
       if (part.kv && part.kv->quantization) {
         one.update({{"bits", part.kv->quantization->bits}, {"group_size", part.kv->quantization->group_size}});
       }
+      if (part.narrowed) one["narrowed"] = kernels::dtype_text(*part.narrowed);
       result.push_back(std::move(one));
     }
   }

@@ -44,15 +44,15 @@ class PayloadArrays {
 
 class CacheForm {
  public:
-  /// Of a cache that has taken in a token, computed or not. Throws std::invalid_argument if a part is of a kind whose
-  /// state has no form (an ArraysCache) or has taken in nothing.
-  explicit CacheForm(const cache::ModelCache& cache);
+  /// Of a cache that has taken in a token, computed or not. narrow: rows are kept as these codes. Throws
+  /// std::invalid_argument if a part is of a kind whose state has no form (an ArraysCache) or has taken in nothing.
+  explicit CacheForm(const cache::ModelCache& cache, const std::optional<NarrowRows>& narrow = {});
 
   bool has_rows() const { return !flat_.empty(); }
   bool has_states() const { return !others_.empty(); }
 
   /// All of it: [{"kind", "arrays": [[dtype, [axes]]], and what the kind has of "window", "keep", "chunk", "bits",
-  /// "group_size"}], an axis of -1 standing for rows.
+  /// "group_size", "narrowed" (the type that codes are made of)}], an axis of -1 standing for rows.
   nlohmann::ordered_json json() const;
 
   /// Throws std::invalid_argument if the block is of other caches.
@@ -83,12 +83,14 @@ class CacheForm {
     std::optional<cache::KVOptions> kv;              // of keys and values,
     std::optional<cache::RecurrentShape> recurrent;  // or this
     std::vector<ArrayForm> arrays;
+    std::optional<mlx::core::Dtype> narrowed = std::nullopt;  // the rows' type, if codes are kept
 
     cache::Layout layout() const;
     std::vector<ArrayForm> arrays_of(int n_rows) const;
   };
 
   static Part part_of(const cache::LayerCache& cache);
+  static void narrow(Part& part, const NarrowRows& rows);
   static void add_bytes(const std::vector<mlx::core::array>& arrays, const std::vector<ArrayForm>& forms,
                         PayloadBytes& payload);
   static std::optional<PayloadArrays> made(const std::vector<ArrayForm>& forms, std::uint64_t n_bytes);

@@ -53,14 +53,18 @@ Block joined(const RowBlock& first, const RowBlock& second) {
 
 }  // namespace
 
-std::unique_ptr<RowBlocks> RowBlocks::copied(const CacheParts& cache, int from, int to) {
+std::unique_ptr<RowBlocks> RowBlocks::copied(const CacheParts& cache, int from, int to,
+                                             const std::optional<NarrowRows>& narrow) {
   std::vector<std::unique_ptr<cache::Snapshot>> all;
   for (const cache::KVCache* const flat : cache.flat) all.push_back(flat->snapshot_at(to));
   Maker maker;
   for (int begin = from; begin < to;) {
     const int end = std::min(to, (begin / kRowBlock + 1) * kRowBlock);
     Parts parts;
-    for (const auto& snapshot : all) parts.push_back(dynamic_cast<cache::KVSnapshot&>(*snapshot).part(begin, end));
+    for (const auto& snapshot : all) {
+      auto part = dynamic_cast<cache::KVSnapshot&>(*snapshot).part(begin, end);
+      parts.push_back(narrow ? narrow->narrowed(*part) : std::move(part));
+    }
     maker.add(begin, end, std::move(parts));
     begin = end;
   }

@@ -13,6 +13,7 @@
 
 #include "memoir/cache/kv_snapshot.h"
 #include "memoir/prefix/cache_parts.h"
+#include "memoir/prefix/narrow_rows.h"
 #include "memoir/prefix/payload.h"
 
 namespace memoir::prefix {
@@ -34,8 +35,9 @@ class RowBlocks final : public Rows {
   /// Blocks that meet, at least one.
   explicit RowBlocks(Blocks blocks) : blocks_(std::move(blocks)) {}
 
-  /// Copies the rows [from, to) out of the parts, which have them, 0 <= from < to. Evaluates.
-  static std::unique_ptr<RowBlocks> copied(const CacheParts& cache, int from, int to);
+  /// Copies the rows [from, to) out of the parts, which have them, 0 <= from < to; as codes with `narrow`. Evaluates.
+  static std::unique_ptr<RowBlocks> copied(const CacheParts& cache, int from, int to,
+                                           const std::optional<NarrowRows>& narrow = {});
 
   const Blocks& blocks() const { return blocks_; }
 

@@ -121,13 +121,21 @@ std::optional<cache::ModelCache> Store::restore(const Match& match, std::size_t 
     cache::ModelCache cache = make_cache_();
     const CacheParts parts = parts_of(cache);
     std::vector<const RowBlocks*> rows;
+    std::vector<std::unique_ptr<cache::KVSnapshot>> widened;
     for (const Node* const node : match.path) {
       if (!needs_.rows || node->from() >= offset) break;
       rows.push_back(dynamic_cast<const RowBlocks*>(node->rows()));
       if (rows.back() == nullptr) return std::nullopt;
     }
     for (std::size_t i = 0; i < parts.flat.size(); ++i) {
-      if (!parts.flat[i]->restore_chain(rows_of_part(rows, i), offset, static_cast<int>(n_tokens))) return std::nullopt;
+      std::vector<const cache::KVSnapshot*> chain = rows_of_part(rows, i);
+      if (options_.narrow_rows) {
+        for (const cache::KVSnapshot*& one : chain) {
+          widened.push_back(options_.narrow_rows->widened(*one));
+          one = widened.back().get();
+        }
+      }
+      if (!parts.flat[i]->restore_chain(chain, offset, static_cast<int>(n_tokens))) return std::nullopt;
     }
     if (needs_.checkpoint) {
       const auto* const checkpoint = dynamic_cast<const StateCheckpoint*>(match.restorable.node->checkpoint());
@@ -258,7 +266,7 @@ void Store::insert(Lease& lease, const CacheParts& parts, int to, std::unique_pt
     newcomer = {rule, above, to, checkpoint->size_bytes() + static_cast<std::size_t>(to - above) * size_.row_bytes};
   }
   if (!make_room(n_bytes, newcomer ? &*newcomer : nullptr)) return;
-  if (n_new_rows > 0) insertion.rows = RowBlocks::copied(parts, rows_from, to);
+  if (n_new_rows > 0) insertion.rows = RowBlocks::copied(parts, rows_from, to, options_.narrow_rows);
   insertion.known = lease.pin_.position();  // not before: making room joins edges
   const std::shared_ptr<const StateCheckpoint::States> states = checkpoint ? checkpoint->shared_states() : nullptr;
   insertion.checkpoint = std::move(checkpoint);
@@ -275,7 +283,8 @@ void Store::insert(Lease& lease, const CacheParts& parts, int to, std::unique_pt
 // The rows [from, to) of one block, copied once more.
 void Store::tell_rows(std::span<const Key> keys, const CacheParts& parts, int from, int to) {
   const auto until = keys.first(static_cast<std::size_t>(to));
-  if (tier_->wants_rows(until)) tier_->keep(until, RowBlocks::copied(parts, from, to)->blocks().front());
+  if (tier_->wants_rows(until))
+    tier_->keep(until, RowBlocks::copied(parts, from, to, options_.narrow_rows)->blocks().front());
 }
 
 // Of the blocks that are whole now, and of what lies before a checkpoint.

@@ -18,7 +18,8 @@
 // row is copied into the store once.
 //
 // Invariants:
-//   1. A restored cache holds exactly what computing its tokens would have made, or begin() gives a shorter one.
+//   1. A restored cache holds exactly what computing its tokens would have made, or begin() gives a shorter one. (With
+//      narrow_rows its rows are only near to that.)
 //   2. size_bytes() <= max_bytes: what finds no room beside what is pinned is not kept.
 // Keeping state never fails a sequence: errors on the way are counted and what could not be kept is computed again.
 // Threads: the thread that owns MLX's work. A lease may outlive the store, and is of no use then.
@@ -34,10 +35,12 @@
 #include "memoir/base/types.h"
 #include "memoir/cache/cache.h"
 #include "memoir/prefix/eviction.h"
+#include "memoir/prefix/narrow_rows.h"
 #include "memoir/prefix/policy.h"
 #include "memoir/prefix/report.h"
 #include "memoir/prefix/row_blocks.h"
 #include "memoir/prefix/state_checkpoint.h"
+#include "memoir/prefix/store_format.h"
 #include "memoir/prefix/tail_habit.h"
 #include "memoir/prefix/tier.h"
 #include "memoir/prefix/trie.h"
@@ -49,6 +52,8 @@ struct StoreOptions {
   PolicyOptions policy = {};
   RecomputeCost cost = {};
   PerRule<double> prior = EvictionOptions{}.prior;
+  StoreFormat format = StoreFormat::kAsComputed;         // for engine::make_prefix_store,
+  std::optional<NarrowRows> narrow_rows = std::nullopt;  // which sets this by it: rows are kept as codes
 };
 
 struct StoreCounters {
@@ -92,8 +97,9 @@ class Lease {
 
 class Store {
  public:
-  /// make_cache: an empty cache of the model. size: state_size() of one that has taken in a token. tier: what is asked
-  /// where memory ends; may be null. Throws as checkpoint_spacing() and Eviction.
+  /// make_cache: an empty cache of the model. size: state_size() of one that has taken in a token, and with narrow_rows
+  /// their row_bytes(). tier: what is asked where memory ends; may be null. Throws as checkpoint_spacing() and
+  /// Eviction.
   Store(std::function<cache::ModelCache()> make_cache, const StateSize& size, const StoreOptions& options,
         std::unique_ptr<Tier> tier = nullptr);
   Store(const Store&) = delete;
