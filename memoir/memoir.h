@@ -4,6 +4,8 @@
 
 #include "memoir/base/error.h"
 #include "memoir/base/types.h"
+#include "memoir/cache/batch.h"
+#include "memoir/cache/batch_kv.h"
 #include "memoir/cache/cache.h"
 #include "memoir/cache/kv.h"
 #include "memoir/cache/prompt_file.h"

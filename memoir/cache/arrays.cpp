@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "memoir/cache/sequences.h"
 #include "memoir/kernels/shape.h"
 
 namespace mx = mlx::core;
@@ -18,7 +19,7 @@ namespace {
 using kernels::dtype_text;
 using kernels::shape_text;
 
-constexpr int kNoLimit = 1 << 30;  // a length that no call reaches
+constexpr int kMaxOffset = 1 << 30;
 
 [[noreturn]] void refuse(const char* function, const std::string& what) {
   throw std::invalid_argument(std::string("[cache.") + function + "] " + what);
@@ -47,48 +48,15 @@ std::vector<int> as_numbers(const mx::array& a, const char* name) {
   return {row.data<int>(), row.data<int>() + row.size()};
 }
 
-mx::array sequences_of(const mx::array& a, int begin, int end) {
-  mx::Shape start(a.ndim(), 0);
-  mx::Shape stop = a.shape();
-  start[0] = begin;
-  stop[0] = end;
-  return mx::slice(a, start, stop);
-}
-
-mx::array zeros_like(const mx::array& a, int n_sequences) {
-  mx::Shape shape = a.shape();
-  shape[0] = n_sequences;
-  return mx::zeros(shape, a.dtype());
-}
-
 bool is_alike(const mx::array& a, const mx::array& b) {
   return a.dtype() == b.dtype() && a.ndim() == b.ndim() &&
          std::equal(a.shape().begin() + 1, a.shape().end(), b.shape().begin() + 1);
 }
 
-// The numbers of a batch of `n`, then those of one of `m`; what isn't there is `missing`.
-std::vector<int> joined(std::vector<int> a, int n, const std::vector<int>& b, int m, int missing) {
-  if (a.empty() && b.empty()) return {};
-  if (a.empty()) a.assign(static_cast<std::size_t>(n), missing);
-  a.insert(a.end(), b.begin(), b.end());
-  a.resize(static_cast<std::size_t>(n) + static_cast<std::size_t>(m), missing);
-  return a;
-}
-
-std::vector<int> taken(const std::vector<int>& numbers, const std::vector<int>& sequences) {
-  std::vector<int> result;
-  if (numbers.empty()) return result;
-  for (const int i : sequences) result.push_back(numbers[static_cast<std::size_t>(i)]);
-  return result;
-}
-
 }  // namespace
 
-ArraysCache::ArraysCache(int n_slots, std::vector<int> left_padding) : left_padding_(std::move(left_padding)) {
+ArraysCache::ArraysCache(int n_slots, std::vector<int> left_padding) : padding_(std::move(left_padding)) {
   if (n_slots < 1) refuse("ArraysCache", "n_slots is " + std::to_string(n_slots) + ", expected at least 1");
-  for (const int n : left_padding_) {
-    if (n < 0) refuse("ArraysCache", "a left padding is " + std::to_string(n) + ", expected at least 0");
-  }
   slots_.resize(static_cast<std::size_t>(n_slots));
 }
 
@@ -111,10 +79,9 @@ void ArraysCache::set_slot(int index, const mx::array& a) {
 
 void ArraysCache::advance(int n_tokens) {
   if (n_tokens < 1) refuse("advance", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 1");
-  if (n_tokens > kNoLimit - offset_) refuse("advance", "the offset would pass 2^30");
+  if (n_tokens > kMaxOffset - offset_) refuse("advance", "the offset would pass 2^30");
   check_room("advance", n_tokens);
-  for (int& n : left_padding_) n = std::max(0, n - n_tokens);
-  for (int& n : lengths_) n = n == kNoLimit ? n : std::max(0, n - n_tokens);
+  padding_.advance(n_tokens, offset_);
   offset_ += n_tokens;
 }
 
@@ -122,36 +89,26 @@ int ArraysCache::batch_size() const {
   for (const auto& slot : slots_) {
     if (slot) return slot->shape(0);
   }
-  if (!left_padding_.empty()) return static_cast<int>(left_padding_.size());
-  return lengths_.empty() ? 1 : static_cast<int>(lengths_.size());
+  return std::max(1, padding_.n_sequences());
+}
+
+void ArraysCache::pad_left(std::vector<int> left_padding) {
+  if (!is_empty()) refuse("pad_left", "the cache has taken in tokens, expected an empty one");
+  padding_ = Padding(std::move(left_padding));
 }
 
 void ArraysCache::prepare(std::vector<int> lengths) {
-  const bool has_batch = !left_padding_.empty() ||
+  const bool has_batch = padding_.n_sequences() > 0 ||
                          std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot.has_value(); });
-  if (lengths.empty() || (has_batch && static_cast<int>(lengths.size()) != batch_size())) {
-    refuse("prepare", std::to_string(lengths.size()) + " lengths for " + std::to_string(batch_size()) + " sequences");
-  }
-  for (const int n : lengths) {
-    if (n < 0) refuse("prepare", "a length is " + std::to_string(n) + ", expected at least 0");
-  }
-  lengths_ = std::move(lengths);
+  padding_.prepare(std::move(lengths), has_batch ? batch_size() : 0);
 }
 
-void ArraysCache::finalize() {
-  left_padding_.clear();
-  lengths_.clear();
-}
-
-std::vector<kernels::TokenSpan> ArraysCache::spans(int n_tokens) const {
-  std::vector<kernels::TokenSpan> result;
-  if (left_padding_.empty() && lengths_.empty()) return result;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(batch_size()); ++i) {
-    const int begin = left_padding_.empty() ? 0 : std::min(left_padding_[i], n_tokens);
-    const int end = lengths_.empty() ? n_tokens : std::min(lengths_[i], n_tokens);
-    result.push_back({begin, std::max(begin, end)});
+void ArraysCache::set_offsets(const std::vector<int>& offsets) {
+  if (static_cast<int>(offsets.size()) != batch_size()) {
+    refuse("set_offsets",
+           std::to_string(offsets.size()) + " offsets for " + std::to_string(batch_size()) + " sequences");
   }
-  return result;
+  padding_.set(left_padding(), lengths(), offsets);
 }
 
 std::optional<mx::array> ArraysCache::mask(int n_tokens) const {
@@ -170,16 +127,10 @@ std::optional<mx::array> ArraysCache::mask(int n_tokens) const {
 
 void ArraysCache::filter(const std::vector<int>& sequences) {
   check_no_transaction("filter");
-  for (const int i : sequences) {
-    if (i < 0 || i >= batch_size()) {
-      refuse("filter", "sequence " + std::to_string(i) + " of " + std::to_string(batch_size()));
-    }
-  }
-  if (sequences.empty()) refuse("filter", "no sequence is to stay");
-  left_padding_ = taken(left_padding_, sequences);
-  lengths_ = taken(lengths_, sequences);
+  check_sequences("filter", sequences, batch_size());
+  offset_ = padding_.filter(sequences, offset_);
   for (auto& slot : slots_) {
-    if (slot) slot = mx::take(*slot, as_array(sequences), 0);
+    if (slot) slot = compact(sequences_of(*slot, sequences));
   }
 }
 
@@ -202,37 +153,32 @@ void ArraysCache::extend(const ArraysCache& other) {
                            ", the other's " + shape_text(*b) + " " + dtype_text(b->dtype()) +
                            ", expected them to differ in the batch alone");
     }
-    slots[i] = mx::concatenate({a ? *a : zeros_like(*b, n), b ? *b : zeros_like(*a, m)}, 0);
+    slots[i] = sequences_joined(a, n, b, m);
     is_set = true;
   }
-  left_padding_ = joined(std::move(left_padding_), n, other.left_padding_, m, 0);
-  lengths_ = joined(std::move(lengths_), n, other.lengths_, m, kNoLimit);
-  if (!is_set && left_padding_.empty() && lengths_.empty()) {
-    left_padding_.assign(static_cast<std::size_t>(n) + static_cast<std::size_t>(m), 0);
-  }
+  padding_.extend(other.padding_, n, offset_, m, other.offset_);
+  if (!is_set && padding_.is_even()) padding_ = Padding(std::vector<int>(static_cast<std::size_t>(n) + m, 0));
   slots_ = std::move(slots);
   offset_ = std::max(offset_, other.offset_);
 }
 
 std::unique_ptr<ArraysCache> ArraysCache::extract(int sequence) const {
-  if (sequence < 0 || sequence >= batch_size()) {
-    refuse("extract", "sequence " + std::to_string(sequence) + " of " + std::to_string(batch_size()));
-  }
+  check_sequences("extract", {sequence}, batch_size());
   auto one = make(n_slots());
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i]) one->slots_[i] = compact(sequences_of(*slots_[i], sequence, sequence + 1));
+    if (slots_[i]) one->slots_[i] = compact(sequences_of(*slots_[i], {sequence}));
   }
-  one->offset_ = offset_;
+  one->offset_ = padding_.offset_of(sequence, offset_);
   return one;
 }
 
 std::vector<mx::array> ArraysCache::state() const {
   const bool is_set = std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot.has_value(); });
-  if (!is_set && offset_ == 0 && left_padding_.empty() && lengths_.empty()) return {};
+  if (!is_set && offset_ == 0 && padding_.is_even()) return {};
   std::vector<mx::array> result;
   for (const auto& slot : slots_) result.push_back(slot ? *slot : none());
-  result.push_back(as_array(left_padding_));
-  result.push_back(as_array(lengths_));
+  result.push_back(as_array(left_padding()));
+  result.push_back(as_array(lengths()));
   return result;
 }
 
@@ -248,7 +194,7 @@ void ArraysCache::set_state(const std::vector<mx::array>& state, const std::vect
     const auto [stop, error] = std::from_chars(meta[0].data(), end, offset);
     if (error != std::errc() || stop != end) offset = -1;
   }
-  if (offset < 0 || offset > kNoLimit) refuse("set_state", "expected one number, the offset, from 0 to 2^30");
+  if (offset < 0 || offset > kMaxOffset) refuse("set_state", "expected one number, the offset, from 0 to 2^30");
   if (!(state.empty() && offset == 0) && state.size() != slots_.size() + 2) {
     refuse("set_state", std::to_string(state.size()) + " arrays, expected " + std::to_string(slots_.size() + 2) +
                             ": slots, left padding and lengths");
@@ -258,20 +204,17 @@ void ArraysCache::set_state(const std::vector<mx::array>& state, const std::vect
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       if (!is_none(state[i])) other->set_slot(static_cast<int>(i), state[i]);
     }
-    other->left_padding_ = as_numbers(state[slots_.size()], "left_padding");
-    other->lengths_ = as_numbers(state[slots_.size() + 1], "lengths");
+    other->padding_.set(as_numbers(state[slots_.size()], "left_padding"), as_numbers(state.back(), "lengths"), {});
   }
   const int n = other->batch_size();
-  const auto is_other_batch = [n](std::size_t size) { return size != 0 && static_cast<int>(size) != n; };
   for (const auto& slot : other->slots_) {
     if (slot && slot->shape(0) != n) refuse("set_state", "the slots are of different batches");
   }
-  if (is_other_batch(other->left_padding_.size()) || is_other_batch(other->lengths_.size())) {
+  if (other->padding_.n_sequences() != 0 && other->padding_.n_sequences() != n) {
     refuse("set_state", "padding or lengths are not of the slots' batch");
   }
   slots_ = std::move(other->slots_);
-  left_padding_ = std::move(other->left_padding_);
-  lengths_ = std::move(other->lengths_);
+  padding_ = std::move(other->padding_);
   offset_ = offset;
 }
 
@@ -285,7 +228,7 @@ void ArraysCache::materialize() const {
 
 void ArraysCache::free() {
   slots_.assign(slots_.size(), std::nullopt);
-  finalize();
+  padding_ = {};
   before_.reset();
   transaction_.reset();
   offset_ = 0;
@@ -294,8 +237,7 @@ void ArraysCache::free() {
 std::unique_ptr<LayerCache> ArraysCache::copy() const {
   auto other = make(n_slots());
   other->slots_ = slots_;
-  other->left_padding_ = left_padding_;
-  other->lengths_ = lengths_;
+  other->padding_ = padding_;
   other->offset_ = offset_;
   return other;
 }
@@ -304,7 +246,7 @@ std::unique_ptr<Snapshot> ArraysCache::snapshot(int from) const {
   const int begin = std::max(0, from);
   if (begin >= offset_) return nullptr;
   return std::make_unique<StateSnapshot>(kind(), begin, offset_, slots_,
-                                         std::vector<std::vector<int>>{left_padding_, lengths_});
+                                         std::vector<std::vector<int>>{left_padding(), lengths(), padding_.offsets()});
 }
 
 bool ArraysCache::restore(const Snapshot* snapshot, int target) {
@@ -321,20 +263,18 @@ bool ArraysCache::restore(const Snapshot* snapshot, int target) {
   }
   if (target != states.to()) return false;
   slots_ = states.arrays();
-  left_padding_ = states.numbers()[0];
-  lengths_ = states.numbers()[1];
+  padding_.set(states.numbers()[0], states.numbers()[1], states.numbers()[2]);
   offset_ = target;
   return true;
 }
 
 void ArraysCache::begun(int) {
-  before_ = {slots_, left_padding_, lengths_};
+  before_ = {slots_, padding_};
 }
 
 void ArraysCache::go_back_to_begin() {
   slots_ = before_->slots;
-  left_padding_ = before_->left_padding;
-  lengths_ = before_->lengths;
+  padding_ = before_->padding;
   offset_ = transaction_->begin;
 }
 

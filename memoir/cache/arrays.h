@@ -4,9 +4,8 @@
 // describe; after mlx-lm's ArraysCache. Slots are read and written by the layer, which then tells how many tokens that
 // took in.
 //
-// A batch may be padded: left_padding[b] columns before a sequence's first token, and of what is fed next only
-// lengths[b] tokens are real. Both count down as tokens are taken in. They are plain numbers, not arrays: nothing is
-// left to evaluate.
+// A batch may be padded (padding.h): left_padding[b] columns before a sequence's first token, and of what is fed next
+// only lengths[b] columns are real. They are plain numbers, not arrays: nothing is left to evaluate.
 //
 // Invariant: the first axis of every slot is the batch.
 
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "memoir/cache/cache.h"
+#include "memoir/cache/padding.h"
 #include "memoir/cache/state_snapshot.h"
 #include "memoir/kernels/recurrence.h"
 
@@ -43,18 +43,26 @@ class ArraysCache : public LayerCache {
   /// Sequences: those of the slots, else of the padding or lengths, else 1.
   int batch_size() const;
 
-  const std::vector<int>& left_padding() const { return left_padding_; }  // empty: none
-  const std::vector<int>& lengths() const { return lengths_; }            // empty: all tokens are real
+  const Padding& padding() const { return padding_; }
+  const std::vector<int>& left_padding() const { return padding_.left(); }  // empty: none
+  const std::vector<int>& lengths() const { return padding_.lengths(); }    // empty: all tokens are real
+
+  /// As the constructor's padding. Throws std::invalid_argument unless the cache is empty, or if one is negative.
+  void pad_left(std::vector<int> left_padding);
 
   /// Before a right-padded batch is fed: the real tokens of each sequence. After it: forgets padding and lengths.
   /// Throws std::invalid_argument if a length is negative or their number is not the batch's.
   void prepare(std::vector<int> lengths);
-  void finalize();
+  void finalize() { padding_.finalize(); }
+
+  /// How many real tokens each sequence has taken in, where a file doesn't tell.
+  /// Throws std::invalid_argument if they are not the batch's, or negative.
+  void set_offsets(const std::vector<int>& offsets);
 
   /// Which of the next n_tokens columns are real: bool [B, n_tokens], none if all are. And the same as spans, for the
   /// kernels; empty if all are.
   std::optional<mlx::core::array> mask(int n_tokens) const;
-  std::vector<kernels::TokenSpan> spans(int n_tokens) const;
+  std::vector<kernels::TokenSpan> spans(int n_tokens) const { return padding_.spans(n_tokens); }
 
   /// Keeps these sequences, in this order. Throws std::invalid_argument if one isn't there or none is named.
   void filter(const std::vector<int>& sequences);
@@ -63,12 +71,12 @@ class ArraysCache : public LayerCache {
   /// Throws std::invalid_argument if the numbers of slots or a slot's shapes and types differ.
   void extend(const ArraysCache& other);
 
-  /// One sequence as a cache of its own, without padding.
+  /// One sequence as a cache of its own, without padding, at its own offset.
   std::unique_ptr<ArraysCache> extract(int sequence) const;
 
   std::string_view kind() const override { return "ArraysCache"; }
 
-  /// Columns taken in; of a batch made of several caches, the most of any.
+  /// Columns taken in; of a batch made of several caches, and after filter(), the most real tokens of any.
   int offset() const override { return offset_; }
   std::size_t size_bytes() const override { return bytes_of(slots_); }
 
@@ -103,16 +111,14 @@ class ArraysCache : public LayerCache {
  private:
   struct Before {
     StateArrays slots;
-    std::vector<int> left_padding;
-    std::vector<int> lengths;
+    Padding padding;
   };
 
   std::size_t checked(int index, const char* function) const;
   void go_back_to_begin();
 
   StateArrays slots_;
-  std::vector<int> left_padding_;
-  std::vector<int> lengths_;
+  Padding padding_;
   int offset_ = 0;
   std::optional<Before> before_;  // the open transaction
 };

@@ -34,6 +34,7 @@ struct KVOptions {
   std::optional<int> chunk = std::nullopt;               // a query sees its own chunk; not together with a window
   std::optional<mlx::core::Dtype> dtype = std::nullopt;  // rows (or scales) are stored in it; else in that of the first
   std::optional<KVQuantization> quantization = std::nullopt;
+  bool operator==(const KVOptions&) const = default;
 };
 
 /// What a user may choose for the attention layers of any model, whatever kinds the model needs.

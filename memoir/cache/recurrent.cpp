@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "memoir/cache/sequences.h"
 #include "memoir/kernels/shape.h"
 #include "memoir/kernels/weight.h"
 
@@ -52,6 +53,10 @@ int batch_of(const StateArrays& arrays) {
   return 0;
 }
 
+std::vector<std::vector<int>> numbers_of(const Padding& padding) {
+  return {padding.left(), padding.lengths(), padding.offsets()};
+}
+
 }  // namespace
 
 RecurrentCache::RecurrentCache(const RecurrentShape& shape) : shape_(shape) {
@@ -79,6 +84,8 @@ RecurrentState RecurrentCache::get(int n_sequences, mx::Dtype dtype) {
     if (has_tail) made[0] = mx::zeros(tail_shape(n_sequences, shape_), dtype);
     if (!shape_.state.empty()) made[1] = mx::zeros(with_batch(n_sequences, shape_.state), mx::float32);
     arrays_ = std::move(made);
+    if (padding_.n_sequences() != n_sequences) padding_ = {};
+    if (offset_ > 0) padding_ = {};
     offset_ = 0;
   }
   return {arrays_[0], arrays_[1]};
@@ -129,8 +136,63 @@ void RecurrentCache::put(const RecurrentState& after, int n_tokens, const std::v
     at_step_.push_back(arrays);
   }
   arrays_ = std::move(arrays);
+  padding_.advance(n_tokens, offset_);
   offset_ += n_tokens;
   capture(offset_, arrays_);
+}
+
+int RecurrentCache::batch_size() const {
+  const int n = batch_of(arrays_);
+  return n > 0 ? n : std::max(1, padding_.n_sequences());
+}
+
+void RecurrentCache::pad_left(std::vector<int> left_padding) {
+  if (!is_empty()) refuse("pad_left", "the cache has taken in tokens, expected an empty one");
+  padding_ = Padding(std::move(left_padding));
+}
+
+void RecurrentCache::prepare(std::vector<int> lengths) {
+  padding_.prepare(std::move(lengths), is_empty() ? padding_.n_sequences() : batch_size());
+}
+
+void RecurrentCache::filter(const std::vector<int>& sequences) {
+  check_no_transaction("filter");
+  check_sequences("filter", sequences, batch_size());
+  for (auto& a : arrays_) {
+    if (a) a = compact(sequences_of(*a, sequences));
+  }
+  offset_ = padding_.filter(sequences, offset_);
+}
+
+void RecurrentCache::extend(const RecurrentCache& other) {
+  check_no_transaction("extend");
+  const int n = batch_size();
+  const int m = other.batch_size();
+  const StateArrays nothing(2);
+  const StateArrays& a = arrays_.empty() ? nothing : arrays_;
+  const StateArrays& b = other.arrays_.empty() ? nothing : other.arrays_;
+  if (other.shape_ != shape_ || (a[0] && b[0] && a[0]->dtype() != b[0]->dtype())) {
+    refuse("extend", "the other is of a layer of other shapes or types");
+  }
+  StateArrays arrays;
+  if (!arrays_.empty() || !other.arrays_.empty()) {
+    arrays = {sequences_joined(a[0], n, b[0], m), sequences_joined(a[1], n, b[1], m)};
+  }
+  padding_.extend(other.padding_, n, offset_, m, other.offset_);
+  if (arrays.empty() && padding_.is_even()) padding_ = Padding(std::vector<int>(static_cast<std::size_t>(n + m), 0));
+  arrays_ = std::move(arrays);
+  offset_ = std::max(offset_, other.offset_);
+}
+
+std::unique_ptr<RecurrentCache> RecurrentCache::extract(int sequence) const {
+  check_sequences("extract", {sequence}, batch_size());
+  auto one = std::make_unique<RecurrentCache>(shape_);
+  one->offset_ = padding_.offset_of(sequence, offset_);
+  if (one->offset_ == 0) return one;
+  for (const auto& a : arrays_) {
+    one->arrays_.push_back(a ? std::optional(compact(sequences_of(*a, {sequence}))) : std::nullopt);
+  }
+  return one;
 }
 
 void RecurrentCache::capture_at(const std::vector<int>& offsets) {
@@ -165,7 +227,7 @@ void RecurrentCache::capture(int offset, const StateArrays& arrays) {
   int from = 0;
   for (Capture& capture : captures_) {
     if (capture.offset == offset && !capture.snapshot) {
-      capture.snapshot = std::make_unique<StateSnapshot>(kind(), from, offset, arrays);
+      capture.snapshot = std::make_unique<StateSnapshot>(kind(), from, offset, arrays, numbers_of(padding_));
     }
     from = capture.offset;
   }
@@ -206,6 +268,7 @@ void RecurrentCache::set_state(const std::vector<mx::array>& state, const std::v
   }
   if (is_none) arrays.clear();
   arrays_ = std::move(arrays);
+  padding_ = {};
   offset_ = offset;
 }
 
@@ -217,6 +280,7 @@ void RecurrentCache::free() {
   arrays_.clear();
   captures_.clear();
   at_step_.clear();
+  padding_ = {};
   transaction_.reset();
   offset_ = 0;
 }
@@ -224,6 +288,7 @@ void RecurrentCache::free() {
 std::unique_ptr<LayerCache> RecurrentCache::copy() const {
   auto other = std::make_unique<RecurrentCache>(shape_);
   other->arrays_ = arrays_;
+  other->padding_ = padding_;
   other->offset_ = offset_;
   return other;
 }
@@ -231,7 +296,7 @@ std::unique_ptr<LayerCache> RecurrentCache::copy() const {
 std::unique_ptr<Snapshot> RecurrentCache::snapshot(int from) const {
   const int begin = std::max(0, from);
   if (begin >= offset_) return nullptr;
-  return std::make_unique<StateSnapshot>(kind(), begin, offset_, arrays_);
+  return std::make_unique<StateSnapshot>(kind(), begin, offset_, arrays_, numbers_of(padding_));
 }
 
 bool RecurrentCache::can_rewind(int target) const {
@@ -271,6 +336,8 @@ bool RecurrentCache::restore(const Snapshot* snapshot, int target) {
   if (!fits(states.arrays())) refuse("restore", "the snapshot is of a layer of other shapes");
   if (target != states.to()) return false;
   arrays_ = states.arrays();
+  const std::vector<std::vector<int>>& numbers = states.numbers();
+  padding_.set(numbers[0], numbers[1], numbers[2]);
   offset_ = target;
   return true;
 }

@@ -7,17 +7,22 @@
 // state will be asked for again it has to be kept: by snapshot(), or by capture_at() for offsets inside a forward pass,
 // whose kernels hand the states out on the way.
 //
-// Invariants: both states are of one batch and the same token. For one stream or a batch whose sequences have the same
-// number of real tokens.
+// For one stream or a batch, whose sequences may be padded on either side (padding.h): which columns are real is for
+// the kernels, RecurrenceOptions::spans.
+//
+// Invariant: both states are of one batch and the same column.
 
 #include <mlx/array.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "memoir/cache/cache.h"
+#include "memoir/cache/padding.h"
 #include "memoir/cache/state_snapshot.h"
+#include "memoir/kernels/recurrence.h"
 
 namespace memoir::cache {
 
@@ -26,6 +31,7 @@ struct RecurrentShape {
   int tail_tokens = 0;          // inputs of the convolution before the next one: its width - 1; 0: no tail
   int tail_channels = 0;        // channels of the convolution
   std::vector<int> state = {};  // axes of the state: (Hv, Dv, Dk), (H, P, N), (C, N); none: no state (LFM2)
+  bool operator==(const RecurrentShape&) const = default;
 };
 
 /// Of B sequences. Each is there if the shape has it.
@@ -46,11 +52,41 @@ class RecurrentCache final : public LayerCache {
   /// Throws std::invalid_argument if n_sequences < 1 or dtype is not f32, f16 or bf16.
   RecurrentState get(int n_sequences, mlx::core::Dtype dtype);
 
-  /// The states after n_tokens more (real ones, without padding). The tail is copied where it is part of a larger
+  /// The states after n_tokens more columns. The tail is copied where it is part of a larger
   /// buffer. captured: the states after each of capture_steps(n_tokens), in order.
   /// Throws std::invalid_argument, the cache unchanged, if shapes, types or the number of captured states don't fit, or
   /// n_tokens < 1.
   void put(const RecurrentState& after, int n_tokens, const std::vector<RecurrentState>& captured = {});
+
+  // ---- A batch
+
+  /// Sequences: those of the states, else of the padding, else 1.
+  int batch_size() const;
+  const Padding& padding() const { return padding_; }
+
+  /// Columns before each sequence's first token. Throws std::invalid_argument unless the cache is empty, or if one is
+  /// negative.
+  void pad_left(std::vector<int> left_padding);
+
+  /// Before a right-padded batch is fed: of the columns to come those below lengths[b] are real. After it: forgets
+  /// padding and lengths. Throws std::invalid_argument if a length is negative or their number is not the batch's.
+  void prepare(std::vector<int> lengths);
+  void finalize() { padding_.finalize(); }
+
+  /// The real ones of the next n_tokens columns, for the kernels; empty if all are.
+  std::vector<kernels::TokenSpan> spans(int n_tokens) const { return padding_.spans(n_tokens); }
+
+  /// Keeps these sequences, in this order. Throws std::invalid_argument if one isn't there or none is named.
+  void filter(const std::vector<int>& sequences);
+
+  /// Appends the sequences of `other`; states that one of the two lacks are zeros.
+  /// Throws std::invalid_argument if shapes or the tails' types differ, or a transaction is open.
+  void extend(const RecurrentCache& other);
+
+  /// One sequence as a cache of its own, at its own offset. Throws std::invalid_argument if it isn't there.
+  std::unique_ptr<RecurrentCache> extract(int sequence) const;
+
+  // ---- Snapshots inside a forward pass
 
   /// Asks for snapshots at these offsets, ascending, none before the present one. That at the present offset is taken
   /// at once, those inside or at the end of later put()s by them, however the tokens are cut. Throws
@@ -66,6 +102,8 @@ class RecurrentCache final : public LayerCache {
   std::vector<std::unique_ptr<Snapshot>> take_captured();
 
   std::string_view kind() const override { return "RecurrentCache"; }
+
+  /// Columns taken in; of a batch made of several caches, and after filter(), the most real tokens of any.
   int offset() const override { return offset_; }
   std::size_t size_bytes() const override { return bytes_of(arrays_); }
 
@@ -81,7 +119,7 @@ class RecurrentCache final : public LayerCache {
   std::unique_ptr<Snapshot> snapshot(int from) const override;
 
   /// True only for the present offset, in a transaction any since its begin (no snapshot), or the snapshot's end. A
-  /// snapshot of another batch or type of tail is taken over with these.
+  /// snapshot of another batch, padding or type of tail is taken over with these.
   bool restore(const Snapshot* snapshot, int target) override;
   bool can_rewind(int target) const override;
 
@@ -94,8 +132,8 @@ class RecurrentCache final : public LayerCache {
   bool is_trimmable() const override { return false; }
 
   /// Fit: while a transaction is open, capture_steps() asks for every step, and put() keeps the states as they come,
-  /// without a copy.
-  std::string_view unfit_for_transaction(int) const override { return {}; }
+  /// without a copy. Not fit: a padded batch.
+  std::string_view unfit_for_transaction(int) const override { return padding_.is_even() ? "" : kind(); }
 
  protected:
   void begun(int) override { at_step_ = {arrays_}; }
@@ -116,6 +154,7 @@ class RecurrentCache final : public LayerCache {
   RecurrentShape shape_;
   StateArrays arrays_;  // tail, state; empty until the first use
   int offset_ = 0;
+  Padding padding_;
   std::vector<Capture> captures_;
   std::vector<StateArrays> at_step_;  // of an open transaction: after each of its tokens, that at its begin first
 };

@@ -1,14 +1,15 @@
 #include "memoir/kernels/position_mask.h"
 
 #include <mlx/ops.h>
+#include <mlx/utils.h>
 
 namespace mx = mlx::core;
 
 namespace memoir::kernels {
 
 mx::array position_mask(const mx::array& queries, const mx::array& rows, const PositionRule& rule) {
-  mx::array mask =
-      rule.is_causal ? mx::less_equal(rows, queries) : mx::ones({queries.shape(0), rows.shape(1)}, mx::bool_);
+  mx::array mask = rule.is_causal ? mx::less_equal(rows, queries)
+                                  : mx::ones(mx::broadcast_shapes(queries.shape(), rows.shape()), mx::bool_);
   if (rule.window) {
     // Not row + window, which could overflow.
     mx::array near = mx::less(mx::subtract(queries, rows), mx::array(*rule.window));

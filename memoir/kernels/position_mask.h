@@ -15,8 +15,8 @@ struct PositionRule {
   bool is_causal = true;                     // false: positions after the query's are seen too
 };
 
-/// queries: [T, 1], rows: [1, S], positions as int32. Returns bool [T, S]. Lazy. No position and no sum of two here
-/// overflows for positions below 2^30 and any window.
+/// queries: [.., T, 1], rows: [.., 1, S], positions as int32. Returns bool [.., T, S]. Lazy. No position and no sum of
+/// two here overflows for positions below 2^30 and any window.
 mlx::core::array position_mask(const mlx::core::array& queries, const mlx::core::array& rows, const PositionRule& rule);
 
 }  // namespace memoir::kernels
