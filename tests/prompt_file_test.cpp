@@ -178,7 +178,14 @@ TEST(PromptFile, PaddingBelowZeroIsNone) {
 
 TEST(PromptFile, WhatCanNotBeKnownIsRefused) {
   expect_refused<UnsupportedError>([] { load_golden("no_offset.v2"); }, "how many tokens");
-  expect_refused<UnsupportedError>([] { load_golden("unknown.v2"); }, "BatchKVCache");
+  std::vector<std::byte> bytes = memoir::test::file_bytes(memoir::test::data("prompt_cache/unknown.v2.safetensors"));
+  const std::string_view kind = "BatchKVCache";
+  const auto at = std::search(bytes.begin(), bytes.end(), kind.begin(), kind.end(),
+                              [](std::byte a, char b) { return static_cast<char>(a) == b; });
+  ASSERT_NE(at, bytes.end());
+  *at = std::byte{'C'};
+  expect_refused<UnsupportedError>([&] { load_prompt_file(SafetensorsFile(memoir::test::source_of(bytes))); },
+                                   "CatchKVCache");
   expect_refused<FormatError>([] { load_prompt_file(memoir::test::data("safetensors/small.safetensors")); },
                               "not a prompt cache");
   expect_refused<FileError>([] { load_prompt_file("/nowhere/at.all"); }, "/nowhere/at.all");

@@ -76,7 +76,8 @@ KVOptions BatchKVCache::column_options() const {
 
 std::string_view BatchKVCache::kind() const {
   const bool is_quantized = options_.quantization.has_value();
-  if (options_.window) return is_quantized ? "BatchQuantizedRotatingKVCache" : "BatchRotatingKVCache";
+  if (options_.window && is_quantized) return "BatchQuantizedRotatingKVCache";
+  if (options_.window) return options_.keep > 0 ? "BatchKeptRotatingKVCache" : "BatchRotatingKVCache";
   if (options_.chunk) return is_quantized ? "BatchQuantizedChunkedKVCache" : "BatchChunkedKVCache";
   return is_quantized ? "BatchQuantizedKVCache" : "BatchKVCache";
 }

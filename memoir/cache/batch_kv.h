@@ -6,6 +6,7 @@
 //                      dense rows              quantized rows
 //   every row stays    BatchKVCache            BatchQuantizedKVCache
 //   ring (window)      BatchRotatingKVCache    BatchQuantizedRotatingKVCache
+//     with keep        BatchKeptRotatingKVCache
 //   chunk              BatchChunkedKVCache     BatchQuantizedChunkedKVCache
 //
 // Position p of sequence b lies in column left_padding[b] + p, and all sequences end in the same column, so that a step

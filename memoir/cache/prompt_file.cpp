@@ -11,6 +11,7 @@
 
 #include "memoir/base/error.h"
 #include "memoir/cache/arrays.h"
+#include "memoir/cache/batch_kv.h"
 #include "memoir/cache/composite.h"
 #include "memoir/cache/kv.h"
 #include "memoir/cache/recurrent.h"
@@ -96,6 +97,7 @@ class Builder {
       if (entry.kind == "CacheList") return std::make_unique<CacheList>(layers(entry.children));
       if (entry.kind == "RecurrentCache") return recurrent(entry);
       if (entry.kind == "ArraysCache" || entry.kind == "MambaCache") return slots(entry);
+      if (!entry.offsets.empty()) return batch(entry);
       return make_kv_cache(parse_kind(entry.kind).value(), rows(entry), entry.numbers);
     } catch (const std::invalid_argument& refusal) {
       throw FormatError(file_.path(), entry.key, refusal.what());
@@ -116,6 +118,39 @@ class Builder {
     return state;
   }
 
+  // Without columns that are padding of all sequences, so that the layers of a model are at one offset.
+  std::unique_ptr<LayerCache> batch(const PromptLayer& entry) const {
+    KVOptions options{.keep = entry.keep};
+    if (entry.window > 0) options.window = entry.window;
+    if (entry.chunk > 0) options.chunk = entry.chunk;
+    if (entry.bits > 0) options.quantization = KVQuantization{entry.bits, entry.group_size};
+    std::vector<mx::array> state;
+    for (const auto& index : entry.tensors) {
+      const mx::array& all = arrays_[index.value()];
+      if (entry.n_rows == 0) {
+        state.push_back(all);
+      } else if (entry.first_row == 0) {
+        state.push_back(rows_between(all, entry.unfilled_row ? 1 : 0, entry.n_rows));
+      } else {
+        const int begin = entry.first_row;
+        state.push_back(mx::concatenate({rows_between(all, begin, entry.n_rows), rows_between(all, 0, begin)}, 2));
+      }
+    }
+    const int n_sequences = static_cast<int>(entry.offsets.size());
+    std::vector<int> left_padding;
+    std::vector<int> everyone;
+    for (const int offset : entry.offsets) {
+      left_padding.push_back(entry.n_columns - offset);
+      everyone.push_back(static_cast<int>(everyone.size()));
+    }
+    state.push_back(mx::array(entry.offsets.data(), {n_sequences}, mx::int32));
+    state.push_back(mx::array(left_padding.data(), {n_sequences}, mx::int32));
+    auto cache = std::make_unique<BatchKVCache>(options, std::vector<int>(entry.offsets.size(), 0));
+    cache->set_state(state, {std::to_string(entry.n_columns)});
+    cache->filter(everyone);
+    return cache;
+  }
+
   std::unique_ptr<LayerCache> slots(const PromptLayer& entry) const {
     const std::size_t n_slots = entry.tensors.size() - 2;
     std::vector<mx::array> state;
@@ -132,6 +167,7 @@ class Builder {
       cache = std::make_unique<ArraysCache>(static_cast<int>(n_slots));
     }
     cache->set_state(state, entry.numbers);
+    if (!entry.offsets.empty()) cache->set_offsets(entry.offsets);
     return cache;
   }
 

@@ -10,6 +10,7 @@
 #include "memoir/base/error.h"
 #include "memoir/base/replaced_file.h"
 #include "memoir/cache/arrays.h"
+#include "memoir/cache/batch_kv.h"
 #include "memoir/cache/composite.h"
 #include "memoir/cache/kv.h"
 #include "memoir/cache/prompt_file.h"
@@ -74,6 +75,7 @@ class Writer {
     if (metadata.tokens) note_["tokens"] = *metadata.tokens;
     if (!kinds_.empty()) note_["kinds"] = kinds_;
     if (!unfilled_.empty()) note_["unfilled"] = unfilled_;
+    if (!offsets_.empty()) note_["offsets"] = offsets_;
     try {
       metadata_[user + std::string(kNoteKey)] = note_.dump();
     } catch (const Json::exception&) {
@@ -110,6 +112,7 @@ class Writer {
     if (const auto* slots = dynamic_cast<const ArraysCache*>(cache)) return add_slots(*slots, key, meta);
     if (const auto* recurrent = dynamic_cast<const RecurrentCache*>(cache)) return add_states(*recurrent, key, meta);
     if (const auto* rows = dynamic_cast<const KVCache*>(cache)) return add_rows(*rows, key, meta);
+    if (const auto* batch = dynamic_cast<const BatchKVCache*>(cache)) return add_batch(*batch, key, meta);
     refuse("layer " + key + " is a " + std::string(cache->kind()) + ", which no file can hold");
   }
 
@@ -167,7 +170,7 @@ class Writer {
     if (cache.kind() != "ArraysCache") kinds_[key] = cache.kind();
     std::vector<std::optional<mx::array>> slots;
     for (int i = 0; i < cache.n_slots(); ++i) slots.push_back(cache.slot(i));
-    return add_slots(slots, cache.left_padding(), cache.lengths(), key, meta);
+    return add_slots(slots, cache.padding(), key, meta);
   }
 
   std::string add_states(const RecurrentCache& cache, const std::string& key, const std::string& meta) {
@@ -177,14 +180,15 @@ class Writer {
     for (mx::array& a : cache.state()) slots.emplace_back(std::move(a));
     if (slots.empty()) {
       slots.resize(static_cast<std::size_t>(has_tail) + static_cast<std::size_t>(has_state));
-    } else {
+    } else if (cache.padding().is_even()) {
       kinds_[key] = !has_state ? "tail" : has_tail ? "tail,state" : "state";
     }
-    return add_slots(slots, {}, {}, key, meta);
+    return add_slots(slots, cache.padding(), key, meta);
   }
 
-  std::string add_slots(const std::vector<std::optional<mx::array>>& slots, const std::vector<int>& left_padding,
-                        const std::vector<int>& lengths, const std::string& key, const std::string& meta) {
+  std::string add_slots(const std::vector<std::optional<mx::array>>& slots, const Padding& padding,
+                        const std::string& key, const std::string& meta) {
+    if (!padding.offsets().empty()) offsets_[key] = padding.offsets();
     const std::string prefix = is_v1() ? key + "." : key + ".0.";
     for (std::size_t i = 0; i < slots.size(); ++i) {
       const std::string name = prefix + std::to_string(i);
@@ -197,11 +201,11 @@ class Writer {
       }
     }
     if (is_v1()) {
-      if (!left_padding.empty() || !lengths.empty()) refuse_v1(key, "padding");
+      if (!padding.left().empty() || !padding.lengths().empty()) refuse_v1(key, "padding");
       metadata_[meta] = "";
     } else {
-      add_numbers(key + ".1", left_padding);
-      add_numbers(key + ".2", lengths);
+      add_numbers(key + ".1", padding.left());
+      add_numbers(key + ".2", padding.lengths());
     }
     return "ArraysCache";
   }
@@ -234,6 +238,78 @@ class Writer {
       add_numbers_v1(texts, options, n_rows, meta);
     } else {
       add_numbers_v2(texts, options, n_rows, cache.offset(), key);
+    }
+    return std::string(cache.kind());
+  }
+
+  // ---- Batches of keys and values
+
+  std::string add_batch(const BatchKVCache& cache, const std::string& key, const std::string& meta) {
+    const std::string kind(cache.kind());
+    if (!cache.lengths().empty()) refuse("layer " + key + " is in the middle of right-padded tokens");
+    std::vector<mx::array> state = cache.state();
+    const std::size_t n_rows = cache.is_empty() ? 0 : state.size() - std::min<std::size_t>(2, state.size());
+    state.erase(state.begin() + static_cast<std::ptrdiff_t>(n_rows), state.end());
+    if (kind != "BatchKVCache" && kind != "BatchRotatingKVCache") return add_own_batch(cache, state, key);
+    if (state.empty()) {
+      if (is_v1()) refuse_v1(key, "a cache without rows");
+      add_none(key + ".0");
+      add_none(key + ".1");
+    } else {
+      fill_batch(state, cache, key);
+      add_array(key + ".0", state[0]);
+      add_array(key + ".1", state[1]);
+    }
+    // mlx-lm counts a ring's padding from the first row that is there.
+    const int n_stored = state.empty() ? 0 : state[0].shape(2);
+    std::vector<int> left_padding = cache.left_padding();
+    for (int& left : left_padding) left -= cache.offset() - n_stored;
+    add_numbers(key + ".2", cache.offsets());
+    add_numbers(key + ".3", left_padding);
+    const bool is_ring = cache.options().window.has_value();
+    if (is_v1()) {
+      const std::vector<std::string> numbers = {std::to_string(cache.options().window.value_or(0)),
+                                                std::to_string(cache.offset()), std::to_string(n_stored), "False"};
+      if (!is_ring) metadata_[meta] = "";
+      for (std::size_t i = 0; is_ring && i < numbers.size(); ++i)
+        metadata_[meta + "." + std::to_string(i)] = numbers[i];
+      return kind;
+    }
+    if (!is_ring) {
+      add_number(key + ".4", cache.offset());
+      return kind;
+    }
+    add_number(key + ".4", *cache.options().window);
+    add_number(key + ".5", cache.offset());
+    add_number(key + ".6", n_stored);
+    add_marked(key + ".7", mx::array(false), "scalar");
+    return kind;
+  }
+
+  // As fill_ring.
+  void fill_batch(std::vector<mx::array>& state, const BatchKVCache& cache, const std::string& key) {
+    if (state[0].shape(2) >= std::min(cache.offset(), cache.options().window.value_or(0))) return;
+    for (mx::array& a : state) {
+      mx::Shape row = a.shape();
+      row[2] = 1;
+      a = mx::concatenate({mx::zeros(row, a.dtype()), a}, 2);
+    }
+    unfilled_[key] = 0;
+  }
+
+  // A kind that mlx-lm does not have.
+  std::string add_own_batch(const BatchKVCache& cache, const std::vector<mx::array>& rows, const std::string& key) {
+    if (is_v1()) refuse_v1(key, "a " + std::string(cache.kind()));
+    std::size_t n = 0;
+    for (const mx::array& a : rows) add_array(key + ".0." + std::to_string(n++), a);
+    add_numbers(key + ".0." + std::to_string(n++), cache.offsets());
+    add_numbers(key + ".0." + std::to_string(n++), cache.left_padding());
+    const KVOptions& options = cache.options();
+    const KVQuantization quantization = options.quantization.value_or(KVQuantization{0, 0});
+    int item = 1;
+    for (const int number : {cache.offset(), options.window.value_or(0), options.keep, options.chunk.value_or(0),
+                             quantization.group_size, quantization.bits}) {
+      add_number(key + "." + std::to_string(item++), number);
     }
     return std::string(cache.kind());
   }
@@ -282,8 +358,9 @@ class Writer {
   std::map<std::string, std::string> metadata_;
   std::string checksum_key_;
   Json note_ = Json::object();
-  std::map<std::string, std::string> kinds_;  // of layers that mlx-lm has under another name
-  std::map<std::string, int> unfilled_;       // rows of rings that stand for nothing
+  std::map<std::string, std::string> kinds_;         // of layers that mlx-lm has under another name
+  std::map<std::string, int> unfilled_;              // rows of rings that stand for nothing
+  std::map<std::string, std::vector<int>> offsets_;  // of the sequences of slots
   int n_marks_ = 0;
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -11,6 +10,8 @@
 #include "memoir/base/json_text.h"
 #include "memoir/cache/kind.h"
 #include "memoir/cache/layout.h"
+#include "memoir/cache/prompt_batch.h"
+#include "memoir/cache/prompt_leaves.h"
 #include "memoir/cache/prompt_tree.h"
 
 namespace memoir::cache {
@@ -73,13 +74,14 @@ std::vector<Field> fields_v2(CacheKind kind) {
 // What memoir's own key says of single layers.
 struct Note {
   std::optional<int> offset;
-  std::map<std::string, std::string> kinds;  // of layers that mlx-lm has under another name
-  std::map<std::string, int> unfilled;       // rows of rings
+  std::map<std::string, std::string> kinds;         // of layers that mlx-lm has under another name
+  std::map<std::string, int> unfilled;              // rows of rings
+  std::map<std::string, std::vector<int>> offsets;  // of slots' sequences
 };
 
-class Reader {
+class Reader : private PromptLeaves {
  public:
-  explicit Reader(const SafetensorsFile& file) : file_(file) {}
+  explicit Reader(const SafetensorsFile& file) : PromptLeaves(file) {}
 
   PromptIndex read() {
     PromptIndex index;
@@ -94,6 +96,7 @@ class Reader {
       index.layers = read_layers(index.format);
     }
     for (const PromptLayer& layer : index.layers) check_offset(layer);
+    tell_offsets(index.layers);
     if (!offset_) fail("", "no layer has a cache");
     index.offset = *offset_;
     if (index.metadata.tokens && index.metadata.tokens->size() != static_cast<std::size_t>(index.offset)) {
@@ -104,12 +107,6 @@ class Reader {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& key, const std::string& reason) const {
-    throw FormatError(file_.path(), key, reason);
-  }
-
-  const SafetensorsTensor& tensor(std::size_t index) const { return file_.tensors()[index]; }
-
   PromptFormat format() const {
     const auto found = file_.metadata().find("2.0");
     if (found == file_.metadata().end()) fail("", "not a prompt cache: the metadata has no key \"2.0\"");
@@ -247,6 +244,7 @@ class Reader {
       fail(std::string(kNoteKey), "the offset is out of range");
     if (note.contains("kinds")) note_.kinds = note.at("kinds").get<std::map<std::string, std::string>>();
     if (note.contains("unfilled")) note_.unfilled = note.at("unfilled").get<std::map<std::string, int>>();
+    if (note.contains("offsets")) note_.offsets = note.at("offsets").get<std::map<std::string, std::vector<int>>>();
     offset_ = note_.offset;
   }
 
@@ -284,6 +282,9 @@ class Reader {
     if (raw.kind == "CacheList") return is_v1 ? read_list_v1(raw) : read_list_v2(raw);
     if (raw.kind == "ArraysCache" || raw.kind == "MambaCache") return is_v1 ? read_slots_v1(raw) : read_slots_v2(raw);
     if (const std::optional<CacheKind> kind = parse_kind(raw.kind)) return read_attention(raw, *kind);
+    if (is_batch_kind(raw.kind)) {
+      return read_batch(*this, {raw.key, raw.kind, raw.state, raw.numbers, note_.unfilled.contains(raw.key)});
+    }
     throw UnsupportedError(file_.path(), raw.key, "memoir has no cache of the class \"" + raw.kind + "\"");
   }
 
@@ -361,6 +362,7 @@ class Reader {
         std::count_if(layer.tensors.begin(), layer.tensors.end() - 2, [](auto t) { return t.has_value(); });
     layer.offset = n_set == 0 && !note_.offset ? std::optional(0) : offset_;
     layer.numbers = {std::to_string(layer.offset.value_or(0))};
+    if (const auto found = note_.offsets.find(layer.key); found != note_.offsets.end()) layer.offsets = found->second;
     if (const auto found = note_.kinds.find(layer.key); found != note_.kinds.end())
       rename(found->second, n_slots, layer);
     if (layer.kind == "MambaCache" && n_slots != 2) fail(layer.key, "a MambaCache has two slots");
@@ -542,45 +544,27 @@ class Reader {
     fail(layer.key, std::to_string(n_rows) + " rows at offset " + std::to_string(offset));
   }
 
-  // ---- Leaves
-
-  std::optional<std::size_t> array_of(const PromptNode& node, const std::string& key) const {
-    if (node.is_none()) return std::nullopt;
-    if (!node.is_leaf || node.mark != PromptNode::Mark::kArray) fail(key, "is no tensor");
-    return node.tensor;
-  }
-
-  int number_of(const PromptNode& node, const std::string& key) const {
-    if (!node.is_leaf || node.mark != PromptNode::Mark::kScalar) fail(key, "is no scalar");
-    const SafetensorsTensor& scalar = tensor(node.tensor);
-    if (scalar.dtype != "I32" || !scalar.shape.empty()) fail(key, "is no single I32");
-    return integers(scalar)[0];
-  }
-
-  std::string string_of(const PromptNode& node, const std::string& key) const {
-    constexpr std::int64_t kMaxLength = 256;
-    if (!node.is_leaf || node.mark != PromptNode::Mark::kString) fail(key, "is no string");
-    const SafetensorsTensor& string = tensor(node.tensor);
-    if (string.dtype != "I32" || string.shape.size() != 1 || string.shape[0] > kMaxLength) {
-      fail(key, "is not the characters of a class's name");
-    }
-    std::string text;
-    for (const std::int32_t character : integers(string)) {
-      if (character < ' ' || character > '~') fail(key, "has a character that no class's name has");
-      text += static_cast<char>(character);
-    }
-    return text;
-  }
-
-  std::vector<std::int32_t> integers(const SafetensorsTensor& from) const {
-    std::vector<std::byte> bytes(from.size_bytes);
-    file_.read(from, bytes);
-    std::vector<std::int32_t> values(bytes.size() / sizeof(std::int32_t));
-    if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-    return values;
-  }
-
   // ---- The offset
+
+  // What a batch's keys and values tell of its sequences, to slots that it has beside them.
+  static void tell_offsets(std::vector<PromptLayer>& layers) {
+    std::vector<int> offsets;
+    for_each(layers, [&](PromptLayer& layer) {
+      if (is_batch_kind(layer.kind)) offsets = layer.offsets;
+    });
+    for_each(layers, [&](PromptLayer& layer) {
+      const bool is_slots = layer.kind == "ArraysCache" || layer.kind == "MambaCache";
+      if (is_slots && layer.offsets.empty()) layer.offsets = offsets;
+    });
+  }
+
+  template <class Act>
+  static void for_each(std::vector<PromptLayer>& layers, const Act& act) {
+    for (PromptLayer& layer : layers) {
+      act(layer);
+      for_each(layer.children, act);
+    }
+  }
 
   static std::optional<int> some_offset(const PromptLayer& layer) {
     if (layer.kind == "ArraysCache" || layer.kind == "MambaCache") return std::nullopt;
@@ -605,7 +589,6 @@ class Reader {
     }
   }
 
-  const SafetensorsFile& file_;
   PromptNode metadata_;
   PromptNode tensors_;
   Note note_;

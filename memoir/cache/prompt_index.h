@@ -51,6 +51,12 @@ struct PromptLayer {
   bool has_tail = false;                           // of a RecurrentCache
   std::optional<int> offset = std::nullopt;        // nullopt: "None"
 
+  // Of a batch of keys and values, whose tensors are the rows alone. Of slots, offsets alone.
+  std::vector<int> offsets = {};  // of each sequence, as BatchKVCache::offsets(); of slots: empty, or each at its own
+  int n_columns = 0;
+  int first_row = 0;                                              // of n_rows: where they begin, going round
+  int window = 0, keep = 0, chunk = 0, group_size = 0, bits = 0;  // 0: none
+
   std::vector<PromptLayer> children = {};  // of a CacheList
 };
 
