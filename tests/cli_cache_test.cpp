@@ -101,5 +101,22 @@ TEST_F(CliCache, GenerateLeavesFilesAloneThatItCanNotUse) {
   EXPECT_EQ(run("cache check " + in_folder("other")).status, 1);
 }
 
+// A file of mlx-lm's does not say; what one says may be overruled.
+TEST_F(CliCache, ConvertSaysOfWhichModelAndTokensAFileIs) {
+  ASSERT_EQ(generate("1,2,3,4", "--prompt-cache " + file()).status, 0);
+  const auto shown = nlohmann::json::parse(run("cache show --json " + file()).out);
+  const std::string mistral = test::data("mistral").string();
+  const std::string tokens = "1,2,3,4,9,9,9,9";
+  const std::string own = tokens.substr(0, 2 * shown.at("tokens").size() - 1);
+  expect_failure("cache convert -m " + mistral + " " + file(), 2, "--tokens");
+  expect_failure("cache convert -m " + mistral + " --tokens 1,2 " + file(), 2, "--tokens has 2 tokens, the file ");
+  expect_failure("cache convert -m /nowhere/model --tokens " + own + " " + file(), 1, "/nowhere/model");
+  ASSERT_EQ(run("cache convert -m " + mistral + " --tokens " + own + " " + file()).status, 0);
+  const auto again = nlohmann::json::parse(run("cache show --json " + file()).out);
+  EXPECT_EQ(again.at("model_name"), "mistral");
+  EXPECT_NE(again.at("model"), shown.at("model"));
+  EXPECT_EQ(again.at("tokens"), nlohmann::json::parse("[" + own + "]"));
+}
+
 }  // namespace
 }  // namespace memoir

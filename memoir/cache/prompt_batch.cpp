@@ -54,6 +54,8 @@ class BatchReader {
     return value;
   }
 
+  int in_range_above(int value) const { return value < 0 ? 0 : in_range(value, key(2)); }
+
   // v1: number i of n in the metadata.
   std::string text(std::size_t i, std::size_t n) const {
     if (raw_.numbers->items.size() != n) leaves_.fail(raw_.key, "the metadata has other numbers than expected");
@@ -106,7 +108,9 @@ class BatchReader {
   void read_ring() {
     read_rows(is_v1() ? 4 : 8);
     layer_.window = is_v1() ? number_v1(0, 4) : number(4, 8);
+    // After a merge _offset is the number of rows.
     layer_.n_columns = is_v1() ? number_v1(1, 4) : number(5, 8);
+    for (const int offset : layer_.offsets) layer_.n_columns = std::max(layer_.n_columns, in_range_above(offset));
     const int next = is_v1() ? number_v1(2, 4) : number(6, 8);
     const bool turns = is_v1() ? text(3, 4) == "True" : leaves_.flag_of(item(7, 8), key(7));
     const std::int64_t n_rows = n_rows_there();

@@ -10,10 +10,13 @@
 #include "memoir/cache/prompt_file.h"
 #include "memoir/cli/cache_tree.h"
 #include "memoir/cli/commands.h"
+#include "memoir/cli/common_options.h"
+#include "memoir/cli/model_path.h"
 #include "memoir/cli/output_file.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
+#include "memoir/model/fingerprint.h"
 
 namespace memoir::cli {
 namespace {
@@ -27,6 +30,8 @@ struct CacheArguments {
   std::string format = "v2";
   int bits = 0;
   int group_size = 64;
+  std::string model;
+  std::string tokens;
 };
 
 // ---- show
@@ -139,6 +144,19 @@ int run_check(const CacheArguments& arguments) {
 
 // ---- convert
 
+// Says of which model and tokens the file is, whatever it says itself.
+void describe(const CacheArguments& arguments, cache::PromptFile& file) {
+  const std::filesystem::path model = resolve_model(arguments.model);
+  file.metadata.model = model::fingerprint(model);
+  file.metadata.model_name = model.stem().string();
+  file.metadata.tokens = parse_tokens(arguments.tokens);
+  const std::size_t n_tokens = file.metadata.tokens->size();
+  if (n_tokens != static_cast<std::size_t>(file.cache.offset())) {
+    throw UsageError("--tokens has " + std::to_string(n_tokens) + " tokens, the file " +
+                     std::to_string(file.cache.offset()));
+  }
+}
+
 int run_convert(const CacheArguments& arguments) {
   const std::string& from = arguments.files.front();
   const std::string& to = arguments.output.empty() ? from : arguments.output;
@@ -151,6 +169,7 @@ int run_convert(const CacheArguments& arguments) {
       throw UnsupportedError(from, "", refusal.what());
     }
   }
+  if (!arguments.model.empty()) describe(arguments, file);
   const auto format = arguments.format == "v1" ? cache::PromptFormat::kV1 : cache::PromptFormat::kV2;
   cache::save_prompt_file(to, file.cache, file.metadata, format);
   return kDone;
@@ -186,6 +205,13 @@ void add_cache_command(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({32, 64, 128}))
       ->type_name("N")
       ->capture_default_str();
+  CLI::Option* model =
+      convert->add_option("-m,--model", arguments->model, "say that the file is of this model, for --prompt-cache")
+          ->type_name("MODEL");
+  CLI::Option* tokens =
+      convert->add_option("--tokens", arguments->tokens, "and of these tokens, ids as 1,2,3")->type_name("IDS");
+  model->needs(tokens);
+  tokens->needs(model);
   const auto tree_arguments = std::make_shared<CacheTreeArguments>();
   CLI::App* tree = command->add_subcommand("tree", "print what a --prefix-cache-dir holds: tokens, bytes, kinds, ages");
   tree->add_option("--prefix-cache-dir", tree_arguments->directory, "the directory")->type_name("DIR")->required();
