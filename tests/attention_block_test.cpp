@@ -192,6 +192,7 @@ TEST(AttentionBlock, RefusesWhatDoesNotFit) {
   const Layer layer;
   const mx::array x = random_array({1, 4, kHidden}, 51);
   const SequenceRows rows = rows_of(Form::kF32, 1, 10, 4, 0, 52);
+  const std::optional<Turns> turns;  // the blocks refer to it
   const auto refuses = [&](const mx::array& in, const AttentionBlock& block, std::vector<SequenceRows> sequences,
                            const std::optional<mx::array>& residual) {
     try {
@@ -201,7 +202,7 @@ TEST(AttentionBlock, RefusesWhatDoesNotFit) {
     }
     return false;
   };
-  const AttentionBlock block = layer.block(std::nullopt, true);
+  const AttentionBlock block = layer.block(turns, true);
   EXPECT_FALSE(refuses(x, block, {rows}, x));
   EXPECT_TRUE(refuses(x, block, {}, x));
   EXPECT_TRUE(refuses(x, block, {rows, rows}, x));  // eight tokens
@@ -219,10 +220,10 @@ TEST(AttentionBlock, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refuses(x, block, {narrow}, x));
   Layer masked;
   masked.options.mask = mx::zeros({1, 1, 4, 14});
-  EXPECT_TRUE(refuses(x, masked.block(std::nullopt, false), {rows}, x));
+  EXPECT_TRUE(refuses(x, masked.block(turns, false), {rows}, x));
   Layer other;
   other.output = packed_linear(kHidden, kHeads * kDim + 32, 6);
-  EXPECT_TRUE(refuses(x, other.block(std::nullopt, false), {rows}, x));
+  EXPECT_TRUE(refuses(x, other.block(turns, false), {rows}, x));
 }
 
 TEST(WeightMemory, PiecesOfAChunkDoNotOverlapAndOutliveIt) {

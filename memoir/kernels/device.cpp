@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "memoir/kernels/blas_threads.h"
+#include "memoir/kernels/cpu/fixed_rows.h"
 #include "memoir/kernels/cpu/kernels.h"
 #include "memoir/kernels/cpu/physical_cores.h"
 #include "memoir/kernels/cpu/threads.h"
@@ -29,6 +30,16 @@ void set_cpu_threads(int n_threads) {
 
 int cpu_threads() {
   return cpu::n_threads();
+}
+
+void set_cpu_activations(Activations activations) {
+  cpu::set_n_digits(activations == Activations::kInt8 ? 1 : cpu::kDigits);
+}
+
+std::string arithmetic() {
+  if (!on_cpu()) return "gpu";
+  // Another number whenever a kernel's bits change.
+  return cpu::n_digits() == 1 ? "cpu 2, int8" : "cpu 2";
 }
 
 const char* cpu_kernels() {

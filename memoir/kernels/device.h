@@ -7,6 +7,7 @@
 
 #include <mlx/array.h>
 
+#include <string>
 #include <string_view>
 
 namespace memoir::kernels {
@@ -25,7 +26,19 @@ void set_cpu_threads(int n_threads);
 /// Threads that the CPU kernels use. Default: the physical cores that the process may run on.
 int cpu_threads();
 
-/// The instruction set that the CPU kernels use ("avx512", "avx2", "portable").
+/// What quantized weights are multiplied with on the CPU: kFull, activations in 22 bits (cpu/fixed_rows.h); kInt8, in
+/// 8, which other runtimes do: prefill and many sequences are faster, and results less exact. One row is as fast either
+/// way.
+enum class Activations { kFull, kInt8 };
+
+/// For all products from now on. Set before a cache is filled: else a prefix is not what computing it again would give.
+void set_cpu_activations(Activations activations);
+
+/// A name for all that decides the bits of results, but for model and formats: states that were computed under another
+/// one are not exchanged. "gpu", where nothing is promised, or the CPU kernels' arithmetic.
+std::string arithmetic();
+
+/// The instruction set that the CPU kernels use ("avx512vnni", "avx512", "avx2", "portable").
 const char* cpu_kernels();
 
 /// Uses the set of this name from now on; empty: the best that the processor has. All give the same bits.

@@ -22,6 +22,7 @@ std::string identity_of(const DirectoryTierOptions& options, const CacheForm& fo
                          {"memoir", MEMOIR_VERSION},
                          {"device", kernels::on_cpu() ? "cpu" : "gpu"},
                          {"model", options.model},
+                         {"arithmetic", kernels::arithmetic()},
                          {"caches", form.json()}};
   return identity.dump();
 }

@@ -10,6 +10,9 @@
 //
 // Where the largest value of a block is below 2^-105, the scale is 2^-126, and the error at most half of that.
 
+// Where 8 bits are asked for (set_activations), there is one digit, from -127 to 127, and the scale is the largest
+// value by 127: what other runtimes multiply quantized weights with.
+
 #include <cstdint>
 
 #include "memoir/kernels/cpu/packed.h"
@@ -20,13 +23,18 @@ inline constexpr int kDigits = 3;
 inline constexpr int kFixedBits = 22;
 
 struct FixedBlock {
-  std::int8_t digits[kDigits][kBlock];
-  float scale;  // NaN where a value is not finite, with digits of zero
-  float sum;    // of the block's q, times scale: what a weight's bias is multiplied with
+  std::int8_t digits[kDigits][kBlock];  // all of them, or the first alone
+  float scale;                          // NaN where a value is not finite, with digits of zero
+  float sum;                            // of the block's q, times scale: what a weight's bias is multiplied with
 };
 
 // The function of a Kernels (kernels.h):
 //
-// fix_row: one row of n values, a multiple of kBlock, to n / kBlock blocks.
+// fix_row: one row of n values, a multiple of kBlock, to n / kBlock blocks of n_digits: kDigits or 1.
+
+/// How many digits products of this process take: kDigits (the default) or 1, else std::invalid_argument. Not to be
+/// changed between passes over one cache: the bits of a prefix would no longer be those of computing it again.
+void set_n_digits(int n);
+int n_digits();
 
 }  // namespace memoir::kernels::cpu

@@ -24,23 +24,56 @@ template <typename S>
   S::store_low_bytes(block.digits[0] + at, S::template shift_right<16>(S::int_add(q, S::int_set(0x8080))));
 }
 
+// Whether the scale and sum of a block that holds a value which is not finite are set, and all is done.
+inline bool is_done_as_nan(int largest_bits, FixedBlock& block) {
+  constexpr int kInfinity = 0x7f800000;
+  if (largest_bits < kInfinity) return false;
+  block = {};
+  block.scale = block.sum = std::numeric_limits<float>::quiet_NaN();
+  return true;
+}
+
+// The bits of the largest magnitude: ordered as the values are, and NaN above all.
 template <typename S>
-void fix_row(int n, const float* x, FixedBlock* out) {
-  constexpr int kInfinite = 255;         // the biased exponent of infinity and NaN
+[[gnu::always_inline]] inline int largest_magnitude(typename S::F low, typename S::F high) {
+  const typename S::I magnitude = S::int_set(0x7fffffff);
+  return std::max(S::int_max_of_lanes(S::int_and(S::bits_of(low), magnitude)),
+                  S::int_max_of_lanes(S::int_and(S::bits_of(high), magnitude)));
+}
+
+template <typename S>
+void fix_row_short(int n, const float* x, FixedBlock* out) {
+  constexpr float kLargest = 127;
+  constexpr float kSmallest = 0x1p-100F;  // so that neither the scale nor its inverse overflows
+  for (; n > 0; n -= kBlock, x += kBlock, ++out) {
+    const typename S::F low = S::load(x);
+    const typename S::F high = S::load(x + kLanes);
+    const int largest_bits = largest_magnitude<S>(low, high);
+    if (is_done_as_nan(largest_bits, *out)) continue;
+    float largest = 0;
+    std::memcpy(&largest, &largest_bits, sizeof(largest));
+    largest = std::max(largest, kSmallest);
+    const typename S::F factor = S::set(kLargest / largest);
+    const typename S::I q_low = S::to_nearest(S::mul(low, factor));
+    const typename S::I q_high = S::to_nearest(S::mul(high, factor));
+    S::store_low_bytes(out->digits[0], q_low);
+    S::store_low_bytes(out->digits[0] + kLanes, q_high);
+    out->scale = largest / kLargest;
+    out->sum = static_cast<float>(S::int_sum_of_lanes(S::int_add(q_low, q_high))) * out->scale;
+  }
+}
+
+template <typename S>
+void fix_row(int n, int n_digits, const float* x, FixedBlock* out) {
+  if (n_digits == 1) return fix_row_short<S>(n, x, out);
   constexpr int kSmallest = kFixedBits;  // below, the scale would not be a normal number
   constexpr int kExponentBias = 127;
   for (; n > 0; n -= kBlock, x += kBlock, ++out) {
     const typename S::F low = S::load(x);
     const typename S::F high = S::load(x + kLanes);
-    const typename S::I magnitude = S::int_set(0x7fffffff);
-    const int largest = std::max(S::int_max_of_lanes(S::int_and(S::bits_of(low), magnitude)),
-                                 S::int_max_of_lanes(S::int_and(S::bits_of(high), magnitude)));
+    const int largest = largest_magnitude<S>(low, high);
+    if (is_done_as_nan(largest, *out)) continue;
     const int exponent = std::max(largest >> 23, kSmallest);
-    if (exponent == kInfinite) {
-      *out = {};
-      out->scale = out->sum = std::numeric_limits<float>::quiet_NaN();
-      continue;
-    }
     const typename S::F factor = S::set(power_of_two(2 * kExponentBias + kFixedBits - 1 - exponent));
     const typename S::I q_low = S::to_nearest(S::mul(low, factor));
     const typename S::I q_high = S::to_nearest(S::mul(high, factor));

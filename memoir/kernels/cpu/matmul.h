@@ -30,6 +30,7 @@ struct MatmulArgs {
   float* y = nullptr;                 // [M, N], rows y_stride apart
   int y_stride = 0;                   // in floats, at least N; 0: N
   const FixedBlock* fixed = nullptr;  // x in fixed point, [M, K / kBlock]: see fix_inputs()
+  int n_digits = kDigits;             // of its blocks
 
   int row_stride() const { return y_stride > 0 ? y_stride : format.n_rows; }
 };
