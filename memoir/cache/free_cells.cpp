@@ -43,12 +43,12 @@ FreeCells::Runs FreeCells::runs_of(std::uint64_t word) {
   return {std::countr_one(word), std::countl_one(word), longest};
 }
 
-// Of a node whose halves have node_cells / 2 cells each.
-FreeCells::Runs FreeCells::joined(std::size_t node, int node_cells) const {
+// Of a node whose halves have half_cells each.
+FreeCells::Runs FreeCells::joined(std::size_t node, int half_cells) const {
   const Runs& left = tree_[2 * node];
   const Runs& right = tree_[2 * node + 1];
-  const int half = node_cells / 2;
-  return {left.first == half ? half + right.first : left.first, right.last == half ? half + left.last : right.last,
+  return {left.first == half_cells ? half_cells + right.first : left.first,
+          right.last == half_cells ? half_cells + left.last : right.last,
           std::max({left.longest, right.longest, left.last + right.first})};
 }
 
@@ -61,7 +61,7 @@ void FreeCells::refresh() {
   }
   n_steps_ += static_cast<std::int64_t>(stale_.size());
   std::sort(stale_.begin(), stale_.end());
-  for (int node_cells = 2 * kWordCells; !stale_.empty() && stale_.front() > 1; node_cells *= 2) {
+  for (int half_cells = kWordCells; !stale_.empty() && stale_.front() > 1; half_cells *= 2) {
     std::size_t n_changed = 0;
     std::size_t last = 0;
     for (const std::size_t child : stale_) {
@@ -69,7 +69,7 @@ void FreeCells::refresh() {
       if (node == last) continue;
       last = node;
       ++n_steps_;
-      const Runs runs = joined(node, node_cells);
+      const Runs runs = joined(node, half_cells);
       if (runs == tree_[node]) continue;
       tree_[node] = runs;
       stale_[n_changed++] = node;

@@ -61,7 +61,7 @@ class FreeCells {
   void change(int begin, int n, bool is_free);
   void mark(std::size_t word, bool has_free);
   void refresh();
-  Runs joined(std::size_t node, int node_cells) const;
+  Runs joined(std::size_t node, int half_cells) const;
   static Runs runs_of(std::uint64_t word);
   int end_below(int end, bool is_free) const;
 
