@@ -13,8 +13,9 @@
 //   4. Bytes are counted: payloads, one storage once, and nodes with their keys.
 //   5. A node's pins are the open pins at or below it. Nothing pinned is dropped.
 //
-// Cost: lookups and inserts take steps in proportion to the keys they match, plus a map's lookup at each node; nothing
-// recurses, so depth costs no stack. A node takes Node::kBytes (some 250) and 8 bytes a key.
+// Cost: lookups and inserts take steps in proportion to the keys they match, plus a map's lookup at each node: a few
+// microseconds for 1000 tokens among 100,000 nodes (benches/trie_bench). Nothing recurses, so depth costs no stack. A
+// node takes Node::kBytes (some 230) and 8 bytes a key.
 // Threads: none of its own; one thread owns it. Several requests may have pins open at once.
 // Errors: a throw of a payload's function leaves the trie as it was before the call, or as a valid one in which less is
 // joined. std::bad_alloc of the trie's own small allocations is not recovered from.
