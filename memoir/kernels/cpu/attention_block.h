@@ -4,8 +4,8 @@
 // the calls of fused.h, kv_write.h, attention.h and matmul.h one after the other, so the bits are those of the single
 // calls. No MLX.
 //
-// What lies between the calls is kept in memory of the calling thread, which only grows: a decode step allocates
-// nothing, and a prefill needs it once for all layers.
+// What lies between the calls is kept in memory of the calling thread (scratch.h): a decode step allocates nothing, and
+// a prefill needs it once for all layers.
 
 #include <vector>
 
