@@ -337,7 +337,11 @@ bool RecurrentCache::restore(const Snapshot* snapshot, int target) {
   if (target != states.to()) return false;
   arrays_ = states.arrays();
   const std::vector<std::vector<int>>& numbers = states.numbers();
-  padding_.set(numbers[0], numbers[1], numbers[2]);
+  if (numbers.size() == 3) {
+    padding_.set(numbers[0], numbers[1], numbers[2]);
+  } else {
+    padding_ = {};  // of a state that was read from elsewhere: sequences without padding
+  }
   offset_ = target;
   return true;
 }
