@@ -15,7 +15,8 @@ to its first text, median and 99th percentile. Servers run one at a time, a fres
 The python servers need .venv-peers (`make peers`); --peers-python names another python that has them. Servers that
 can't be started are left out, and why is said.
 
---overload: memoir alone, with four times as many clients as it takes at once, for so many seconds. Prints how many were
+--overload: memoir alone, with a prefix cache of 128 MiB, which is full soon, and four times as many clients as it takes
+at once, for so many seconds. Prints how many were
 answered and refused, how fast the refusals and /health came, and the server's memory at the beginning and the end;
 fails where an accepted request did not end well, an answer was neither 200 nor 429, /health took longer than 100 ms, or
 memory grew by more than a tenth.
@@ -287,7 +288,7 @@ def overload(args):
     capacity = args.running + args.queued
     command = [
         args.memoir, "serve", "-m", args.model, "--threads", args.threads, "--port", "{port}",
-        "--max-running", args.running, "--max-queued", args.queued,
+        "--max-running", args.running, "--max-queued", args.queued, "--prefix-cache-bytes", 2**27,
     ]  # fmt: skip
     with Server("memoir", command, args) as server:
         Answer(server.port, question(system, 0, 0), 4)
