@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "memoir/base/json_text.h"
 #include "tests/cli_runner.h"
 #include "tests/mtp_files.h"
 
@@ -162,6 +163,20 @@ TEST_F(CliCreate, QuantizedModelsRun) {
   for (const char* model : {"qwen3_next", "gemma4_moe", "qwen3_5"}) {
     ASSERT_EQ(create(model, "FROM " + test::data(model).string(), "--quantize q8").status, 0) << model;
     EXPECT_EQ(generated(std::string("-m ") + model + " --tokens 1,2,3 -n 5")["tokens"].size(), 5U);
+  }
+  // A configuration with a number that is no JSON, as python writes it and as newer files have it.
+  const path mamba = folder_.path() / "mamba";
+  test::fs::copy(test::data("mamba2"), mamba);
+  for (const char* infinity : {R"({"__float__": "Infinity"})", "Infinity"}) {
+    json config = parse_json(test::read_file(test::data("mamba2") / "config.json"), "config.json");
+    config["time_step_limit"] = {0.0, "LIMIT"};
+    std::string text = config.dump();
+    text.replace(text.find("\"LIMIT\""), 7, infinity);
+    test::write_file(mamba / "config.json", text);
+    const std::string name = infinity[0] == '{' ? "tagged" : "bare";
+    ASSERT_EQ(create(name, "FROM " + mamba.string(), "--quantize q8").err, "") << infinity;
+    EXPECT_NE(test::read_file(models_ / name / "model" / "config.json").find("    Infinity\n"), std::string::npos);
+    EXPECT_EQ(generated("-m " + name + " --tokens 1,2,3 -n 5")["tokens"].size(), 5U);
   }
   expect_failure("create again -f " + modelfile("FROM gemma8").string() + " --quantize q4", 1, "quantized already");
 }

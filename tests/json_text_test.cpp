@@ -36,6 +36,19 @@ TEST(JsonText, ReadsInfinityAndNaN) {
   EXPECT_EQ(parse_json(R"({"__float__": "other"})", "x"), json({{"__float__", "other"}}));
 }
 
+// The expected text is what python 3.11's json.dumps(..., indent=2) writes.
+TEST(JsonText, AModelsFileIsWrittenAsPythonWritesIt) {
+  const auto value = parse_ordered_model_json(
+      R"({"z": [0.0, {"__float__": "Infinity"}, -Infinity, NaN], "a": {}, "b": [], "c": {"d\"": 1e-05, "e": "NaN"}})",
+      "x");
+  const std::string text =
+      "{\n  \"z\": [\n    0.0,\n    Infinity,\n    -Infinity,\n    NaN\n  ],\n  \"a\": {},\n  \"b\": [],\n"
+      "  \"c\": {\n    \"d\\\"\": 1e-05,\n    \"e\": \"NaN\"\n  }\n}";
+  EXPECT_EQ(model_json_text(value), text);
+  EXPECT_EQ(parse_json(text, "x")["z"][1], std::numeric_limits<double>::infinity());
+  EXPECT_EQ(model_json_text(parse_ordered_model_json(text, "x")), text);
+}
+
 TEST(JsonText, BoundsDepthAndNumbers) {
   const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
   EXPECT_NO_THROW(parse_json(nested(kMaxJsonDepth), "x"));

@@ -1,6 +1,7 @@
 #include "memoir/base/json_text.h"
 
 #include <array>
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -74,9 +75,10 @@ std::string tag_bare_tokens(std::string_view text) {
 }
 
 // Turns tagged objects into numbers. The depth of the recursion is bounded by kMaxJsonDepth.
-void untag(json& value) {
+template <typename Json>
+void untag(Json& value) {
   if (value.is_object() && value.size() == 1 && value.begin().key() == kTag && value.begin()->is_string()) {
-    if (const auto number = special_number(value.begin()->get_ref<const std::string&>())) {
+    if (const auto number = special_number(value.begin()->template get_ref<const std::string&>())) {
       value = *number;
       return;
     }
@@ -104,13 +106,51 @@ Json parse_checked(std::string_view text, const std::string& path) {
   }
 }
 
+template <typename Json>
+Json parse_model(std::string_view text, const std::string& path) {
+  check_text(text, path);
+  Json value = parse_checked<Json>(tag_bare_tokens(text), path);
+  untag(value);
+  return value;
+}
+
+// Appends a value that stands behind `indent` blanks. The depth of the recursion is that of the value.
+void append_text(const nlohmann::ordered_json& value, std::size_t indent, std::string& text) {
+  if (value.is_number_float() && !std::isfinite(value.get<double>())) {
+    const double number = value.get<double>();
+    text += std::isnan(number) ? "NaN" : number > 0 ? "Infinity" : "-Infinity";
+    return;
+  }
+  if (!value.is_structured() || value.empty()) {
+    text += json_text(value);
+    return;
+  }
+  const std::string line = "\n" + std::string(indent + 2, ' ');
+  text += value.is_object() ? "{" : "[";
+  bool is_first = true;
+  for (const auto& [key, member] : value.items()) {
+    text += (is_first ? "" : ",") + line;
+    is_first = false;
+    if (value.is_object()) text += json_text(key) + ": ";
+    append_text(member, indent + 2, text);
+  }
+  text += "\n" + std::string(indent, ' ') + (value.is_object() ? "}" : "]");
+}
+
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& path) {
-  check_text(text, path);
-  json value = parse_checked<json>(tag_bare_tokens(text), path);
-  untag(value);
-  return value;
+  return parse_model<json>(text, path);
+}
+
+nlohmann::ordered_json parse_ordered_model_json(std::string_view text, const std::string& path) {
+  return parse_model<nlohmann::ordered_json>(text, path);
+}
+
+std::string model_json_text(const nlohmann::ordered_json& value) {
+  std::string text;
+  append_text(value, 0, text);
+  return text;
 }
 
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& path) {

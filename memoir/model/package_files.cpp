@@ -88,7 +88,7 @@ class Quantizer {
 };
 
 nlohmann::ordered_json read_config_json(const fs::path& path) {
-  const nlohmann::ordered_json config = parse_ordered_json(read_text_file(path), path.string());
+  const nlohmann::ordered_json config = parse_ordered_model_json(read_text_file(path), path.string());
   if (!config.is_object()) throw FormatError(path.string(), "", "is no JSON object");
   return config;
 }
@@ -126,7 +126,7 @@ void copy_model_directory(const fs::path& from, const fs::path& to, std::optiona
   }
   config["quantization"] = quantizer->description();
   ReplacedFile file(to / "config.json");
-  file.write(config.dump(2) + "\n");
+  file.write(model_json_text(config) + "\n");
   file.commit();
 }
 
