@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -141,6 +142,26 @@ TEST_F(CliCreate, ADraftIsUsedUnlessNoneIsWanted) {
   EXPECT_GT(generated("-m pair" + prompt)["drafted"], 0);
   ASSERT_EQ(create("parked", llama + "\nPARAMETER draft_num_predict 0").status, 0);
   EXPECT_EQ(generated("-m parked" + prompt)["drafted"], 0);
+}
+
+TEST_F(CliCreate, WhatCanNotBeDraftedForRunsWithoutThePackagesDraft) {
+  ASSERT_EQ(
+      create("pair", "FROM " + tiny() + "\nDRAFT " + test::model_with_head(folder_.path() / "q", "qwen3_5").string())
+          .status,
+      0);
+  for (const char* options : {" --n 2 --seed 1 --temp 1", " --context-shift"}) {
+    const std::string rest = std::string(" --tokens 3,1,4,1,5,9,2,6 -n 20") + options;
+    const test::Outcome packaged = run("generate -m pair" + rest);
+    EXPECT_EQ(packaged.status, 0) << packaged.err;
+    EXPECT_EQ(packaged.out, run("generate -m " + tiny() + rest).out) << options;
+    EXPECT_EQ(packaged.err, "memoir: with " + std::string(options + 1, std::strcspn(options + 1, " ")) +
+                                " the model's DRAFT is not used\n");
+    EXPECT_EQ(run("generate -m pair --draft none" + rest).err, "");
+    expect_failure("generate -m pair --draft ngram" + rest, 2, "not together with --draft");
+  }
+  const test::Outcome batch = run("generate -m pair --batch -", "{\"tokens\": [1, 2], \"n\": 2}");
+  EXPECT_EQ(batch.status, 0);
+  EXPECT_EQ(batch.err, "memoir: with --batch the model's DRAFT is not used\n");
 }
 
 TEST_F(CliCreate, QuantizedModelsRun) {

@@ -53,7 +53,7 @@ class Chat {
         session_(*loaded.model, arguments.kv.cache_options(loaded.model->config()), store_.get(),
                  arguments.shift.shift(loaded, {{"--prompt-cache", arguments.cache.is_used()},
                                                 {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
-                                                {"--draft", arguments.draft.is_used()},
+                                                {"--draft", arguments.draft.is_asked_for()},
                                                 {"--max-kv-size", arguments.kv.max_size > 0}})) {
     arguments.draft.use(arguments.run.model, loaded, options_);
     options_.should_cancel = [this] { return interrupt_.is_set(); };
@@ -200,6 +200,7 @@ int run_chat(ChatArguments& arguments) {
   if (package) {
     arguments.sampling.use_defaults(package->modelfile.parameters);
     arguments.draft.use_defaults(*package);
+    if (arguments.shift.is_used()) arguments.draft.leave_out_default("--context-shift");
   }
   arguments.cache.open(arguments.run.model);
   const model::LoadedModel loaded = arguments.run.load();

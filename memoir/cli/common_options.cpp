@@ -188,13 +188,14 @@ engine::GenerateOptions SamplingOptions::generate_options(const model::LoadedMod
 }
 
 void DraftOptions::add_to(CLI::App& command) {
-  command
-      .add_option("--draft", draft_,
-                  "guess tokens ahead and check them together, which gives the same text sooner:\n"
-                  "ngram looks in the text so far, auto asks the head that the model carries, else a small MODEL\n"
-                  "of the same vocabulary is asked, or an assistant that was made for the model; none: nothing\n"
-                  "is guessed, also where the model says so")
-      ->type_name("ngram|auto|none|MODEL");
+  option_ =
+      command
+          .add_option("--draft", draft_,
+                      "guess tokens ahead and check them together, which gives the same text sooner:\n"
+                      "ngram looks in the text so far, auto asks the head that the model carries, else a small MODEL\n"
+                      "of the same vocabulary is asked, or an assistant that was made for the model; none: nothing\n"
+                      "is guessed, also where the model says so")
+          ->type_name("ngram|auto|none|MODEL");
   max_option_ = command.add_option("--draft-max", max_drafts_, "the most tokens to guess at a time")
                     ->type_name("N")
                     ->transform(whole_number(1, engine::DraftLength::kMax))
@@ -205,6 +206,12 @@ void DraftOptions::use_defaults(const model::Package& package) {
   const std::optional<int> n_most = package.modelfile.parameters.draft_num_predict;
   if (draft_.empty() && package.draft && n_most != 0) draft_ = package.draft->string();
   if (n_most && *n_most > 0 && max_option_->count() == 0) max_drafts_ = *n_most;
+}
+
+void DraftOptions::leave_out_default(const std::string& reason) {
+  if (draft_.empty() || option_->count() > 0) return;
+  report("with " + reason + " the model's DRAFT is not used");
+  draft_.clear();
 }
 
 std::unique_ptr<engine::Drafter> DraftOptions::make(const std::string& model, const model::LoadedModel& loaded) {

@@ -91,12 +91,18 @@ class DraftOptions {
   /// model: what the model was named. Throws UnsupportedError for "auto" where it carries no head.
   void use(const std::string& model, const model::LoadedModel& loaded, engine::GenerateOptions& options);
 
-  bool is_used() const { return !draft_.empty(); }
+  /// Whether the user asked for one, whatever the package has.
+  bool is_asked_for() const { return option_->count() > 0 && draft_ != "none"; }
+
+  /// Does without the package's draft, and says on stderr that `reason` ("--n") is why. Nothing where the draft is the
+  /// user's, or there is none.
+  void leave_out_default(const std::string& reason);
 
  private:
   std::unique_ptr<engine::Drafter> make(const std::string& model, const model::LoadedModel& loaded);
 
   std::string draft_;  // "ngram", "auto", a model or an assistant; empty or "none": none
+  CLI::Option* option_ = nullptr;
   CLI::Option* max_option_ = nullptr;
   int max_drafts_ = 8;
   std::optional<model::LoadedModel> model_;

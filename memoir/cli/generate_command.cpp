@@ -217,17 +217,25 @@ void check_samples(const GenerateArguments& arguments) {
   if (arguments.n_samples == 1) return;
   const auto refuse = [](const char* option) { throw UsageError(std::string("--n: not together with ") + option); };
   if (arguments.cache.is_used()) refuse("--prompt-cache");
-  if (arguments.draft.is_used()) refuse("--draft");
+  if (arguments.draft.is_asked_for()) refuse("--draft");
   if (arguments.shift.is_used()) refuse("--context-shift");
   if (arguments.prefix_cache.has_directory()) refuse("--prefix-cache-dir");
   if (arguments.prefix_cache.format() != prefix::StoreFormat::kAsComputed) refuse("--prefix-cache-format");
   if (arguments.kv.quantize_from > 0) refuse("--quantized-kv-start");
 }
 
+// What a package drafts with is no reason to refuse what can't be drafted for.
+void leave_out_draft(GenerateArguments& arguments) {
+  if (!arguments.batch_file.empty()) arguments.draft.leave_out_default("--batch");
+  if (arguments.n_samples > 1) arguments.draft.leave_out_default("--n");
+  if (arguments.shift.is_used()) arguments.draft.leave_out_default("--context-shift");
+}
+
 int run_generate(GenerateArguments& arguments) {
   if (const std::optional<model::Package> package = find_package(arguments.run.model)) {
     arguments.sampling.use_defaults(package->modelfile.parameters);
     arguments.draft.use_defaults(*package);
+    leave_out_draft(arguments);
   }
   if (!arguments.batch_file.empty()) return run_batch(arguments);
   check_samples(arguments);
@@ -251,7 +259,7 @@ int run_generate(GenerateArguments& arguments) {
   const std::optional<engine::ContextShift> shift =
       arguments.shift.shift(loaded, {{"--prompt-cache", arguments.cache.is_used()},
                                      {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
-                                     {"--draft", arguments.draft.is_used()},
+                                     {"--draft", arguments.draft.is_asked_for()},
                                      {"--max-kv-size", arguments.kv.max_size > 0}});
   arguments.prefix_cache.check_format(arguments.prefix_cache.has_directory(), caches);
   // A single prompt has no use for one that does not last.
