@@ -222,6 +222,32 @@ TEST_F(CliCreate, WhatCanNotBeIsRefusedAndLeavesNothing) {
   expect_refused(run("create"), 2, "name is required");
 }
 
+TEST_F(CliCreate, ANameThatMeansAModelAlreadyIsRefused) {
+  const std::string from = "FROM " + tiny() + "\n";
+  // In a later one of the models folders, under both of its forms, and where the program runs.
+  const path later = folder_.path() / "data" / "memoir" / "models";
+  test::fs::create_directories(later / "folder");
+  test::write_file(later / "file.gguf", "");
+  expect_refused(create("file", from), 1, (later / "file.gguf").string() + ": there is such a model already");
+  expect_refused(create("folder", from), 1, (later / "folder").string() + ": there is such a model already");
+  expect_refused(shell("cd " + folder_.path().string() + " && mkdir here && " + MEMOIR_PROGRAM + " create here -f " +
+                       modelfile(from).string()),
+                 1, "here: there is such a model already");
+  // -m x would mean it too.
+  expect_refused(create("x.gguf", from), 2, "no .gguf at the end");
+}
+
+TEST_F(CliCreate, AFileComesBeforeAFolderOfTheNameInListsToo) {
+  ASSERT_EQ(create("tiny", "FROM " + tiny()).status, 0);
+  test::fs::copy_file(MEMOIR_TEST_SMOLLM2, models_ / "tiny.gguf");
+  EXPECT_NE(run("models").out.find((models_ / "tiny.gguf").string()), std::string::npos);
+  EXPECT_EQ(generated("-m tiny -p Hi -n 1 --raw")["tokens"],
+            generated("-m " + (models_ / "tiny.gguf").string() + " -p Hi -n 1 --raw")["tokens"]);
+  // A folder is no .gguf file.
+  test::fs::rename(models_ / "tiny", models_ / "other.gguf");
+  expect_failure("generate -m other --tokens 1", 1, "no such file or directory");
+}
+
 TEST_F(CliCreate, NamesBesideTheModelfileAreTakenFirst) {
   test::fs::copy(tiny(), folder_.path() / "beside");
   ASSERT_EQ(create("x", "FROM ./beside").status, 0);

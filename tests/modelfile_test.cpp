@@ -72,6 +72,12 @@ TEST(Modelfile, TheLeastIsFrom) {
   EXPECT_EQ(least, expected);
   EXPECT_EQ(parsed("\r\n  FROM smollm2\r\n"), expected);
   EXPECT_EQ(parsed("from \"smollm2\""), expected);
+  EXPECT_EQ(parsed("\xEF\xBB\xBF"
+                   "FROM smollm2"),
+            expected);  // as editors begin UTF-8
+  EXPECT_NE(error_of("\xEF\xBB\xBF\xEF\xBB\xBF"
+                     "FROM smollm2"),
+            "no error");
 }
 
 TEST(Modelfile, ItsTextReadsAsTheSame) {
@@ -115,6 +121,26 @@ TEST(Modelfile, WhatMemoirDoesNotDoIsRefusedWithTheReason) {
   EXPECT_EQ(error_of("FROM a\nPARAMETER mirostat 0\nPARAMETER tfs_z 1\nPARAMETER typical_p 1.0"), "no error");
   EXPECT_EQ(parsed("FROM a\nPARAMETER num_ctx 4096").notes,
             (std::vector<std::string>{"line 2: PARAMETER num_ctx has no effect"}));
+}
+
+TEST(Modelfile, ATemplateThatAlwaysFailsIsRefusedWithItsLineAndTheReason) {
+  EXPECT_EQ(error_of("FROM a\n\nTEMPLATE \"\"\"\n{{ raise_exception('never') }}\"\"\"\nSYSTEM x"),
+            "Modelfile: line 3: TEMPLATE fails for a user's message: the template: line 2: never");
+  EXPECT_NE(error_of("FROM a\nTEMPLATE {{ messages[0].parts.text }}")
+                .find("line 2: TEMPLATE fails for a user's message: the template: line 1: "),
+            std::string::npos);
+  EXPECT_NE(
+      error_of("FROM a\nTEMPLATE {% if tools %}x{% endif %}").find("line 2: TEMPLATE fails for a user's message: no"),
+      std::string::npos);
+  // What is wanted of a conversation may be there, and what tokenizers have.
+  EXPECT_EQ(
+      error_of("FROM a\nTEMPLATE {% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}x\n"
+               "SYSTEM y"),
+      "no error");
+  EXPECT_EQ(
+      error_of("FROM a\nMESSAGE user x\nTEMPLATE {% if messages|length > 1 %}{{ raise_exception('x') }}{% endif %}x"),
+      "no error");
+  EXPECT_EQ(error_of("FROM a\nTEMPLATE {{ bos_token + messages[0].content + eos_token }}"), "no error");
 }
 
 TEST(Modelfile, WrongValuesAreRefusedWithTheirLine) {

@@ -53,7 +53,13 @@ void check_package(const model::Package& package) {
 
 int run_create(const CreateArguments& arguments) {
   if (!model::is_package_name(arguments.name)) {
-    throw UsageError("'" + arguments.name + "' is no name: letters, digits, '.', '_' and '-', at most 100");
+    throw UsageError("'" + arguments.name +
+                     "' is no name: letters, digits, '.', '_' and '-', at most 100, and no .gguf at the end");
+  }
+  if (const std::optional<fs::path> known = known_model(arguments.name)) {
+    throw FileError(
+        known->string(), "",
+        "there is such a model already, which -m " + arguments.name + " means: take another name, or remove it");
   }
   const fs::path file = arguments.file;
   model::PackageRequest request;

@@ -1,6 +1,7 @@
 #include "memoir/cli/model_path.h"
 
 #include <cstdlib>
+#include <system_error>
 #include <vector>
 
 #include "memoir/base/byte_source.h"
@@ -24,20 +25,6 @@ std::optional<fs::path> data_folder() {
   return std::nullopt;
 }
 
-fs::path find_model(const std::string& name) {
-  if (name.empty()) throw UsageError("--model: the path is empty");
-  if (entry_exists(name)) return name;
-  if (fs::path(name).filename() != name) throw FileError(name, "", "no such file or directory");
-  std::string searched;
-  for (const fs::path& folder : model_folders()) {
-    for (const fs::path& path : {folder / (name + ".gguf"), folder / name}) {
-      if (entry_exists(path)) return path;
-    }
-    searched += (searched.empty() ? "" : ", ") + folder.string();
-  }
-  throw FileError(name, "", "no such file or directory, nor a model in " + searched + ". " + how_to_name_one(name));
-}
-
 }  // namespace
 
 std::vector<fs::path> model_folders() {
@@ -52,6 +39,27 @@ std::vector<fs::path> model_folders() {
     folders.push_back(prefix.parent_path().parent_path() / "models");
   }
   return folders;
+}
+
+std::optional<fs::path> known_model(const std::string& name) {
+  if (name.empty()) throw UsageError("--model: the path is empty");
+  if (entry_exists(name)) return name;
+  if (fs::path(name).filename() != name) return std::nullopt;
+  for (const fs::path& folder : model_folders()) {
+    const fs::path file = folder / (name + ".gguf");
+    std::error_code ignored;
+    if (entry_exists(file) && !fs::is_directory(file, ignored)) return file;
+    if (entry_exists(folder / name)) return folder / name;
+  }
+  return std::nullopt;
+}
+
+fs::path find_model(const std::string& name) {
+  if (const std::optional<fs::path> path = known_model(name)) return *path;
+  if (fs::path(name).filename() != name) throw FileError(name, "", "no such file or directory");
+  std::string searched;
+  for (const fs::path& folder : model_folders()) searched += (searched.empty() ? "" : ", ") + folder.string();
+  throw FileError(name, "", "no such file or directory, nor a model in " + searched + ". " + how_to_name_one(name));
 }
 
 fs::path resolve_model(const std::string& name) {

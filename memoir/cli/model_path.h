@@ -21,10 +21,16 @@ inline constexpr const char* kModelHelp =
 /// models, which `make setup` fills. `memoir create` puts them into the first.
 std::vector<std::filesystem::path> model_folders();
 
-/// The path of a model: `name` itself if there is such a file or directory. Else <name>.gguf or <name> in the first
-/// models folder that has it. Of a package (model/package.h) the model in it.
+/// The path of a model: `name` itself if there is such a file or directory. Else the file <name>.gguf or <name> in the
+/// first models folder that has it. Of a package (model/package.h) the model in it.
 /// Throws UsageError if the name is empty, FileError naming the folders if it is nowhere, and what read_package throws.
 std::filesystem::path resolve_model(const std::string& name);
+
+/// What -m takes `name` for, a package as its folder; nullopt if it is nowhere. Throws UsageError if the name is empty.
+std::optional<std::filesystem::path> known_model(const std::string& name);
+
+/// The same, of a package its folder, as an error where it is nowhere: throws FileError naming the folders.
+std::filesystem::path find_model(const std::string& name);
 
 /// The package that the name means; nullopt for any other model. Throws as resolve_model.
 std::optional<model::Package> find_package(const std::string& name);

@@ -97,8 +97,13 @@ std::map<std::string, NamedModel> named_models() {
     std::error_code error;
     for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
       const std::string name = name_of(entry.path());
-      if (!name.empty() && !models.contains(name))
-        models.emplace(name, NamedModel{entry.path(), size_of(entry.path())});
+      if (name.empty()) continue;
+      const auto found = models.find(name);
+      const bool is_file_beside = found != models.end() &&
+                                  found->second.path.parent_path() == entry.path().parent_path() &&
+                                  !entry.is_directory(error);
+      if (found == models.end() || is_file_beside)
+        models.insert_or_assign(name, NamedModel{entry.path(), size_of(entry.path())});
     }
   }
   return models;

@@ -4,6 +4,8 @@
 #include <array>
 #include <charconv>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "memoir/base/error.h"
 #include "memoir/text/chat_template.h"
@@ -12,6 +14,9 @@
 namespace memoir::model {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 constexpr std::string_view kTriple = "\"\"\"";
 constexpr int kMostTokens = 1 << 30;
 
@@ -242,6 +247,7 @@ class Parser {
     while (reader_.next_line()) take_command();
     if (result_.from.empty())
       throw FormatError(reader_.path(), "", "has no FROM, which says what the model is made of");
+    if (result_.chat_template) check_renders();
     return std::move(result_);
   }
 
@@ -306,6 +312,33 @@ class Parser {
     result_.messages.push_back({role, reader_.value()});
   }
 
+  // A conversation may begin with what goes before every other, which stands behind the template.
+  void check_renders() const {
+    const text::ChatTemplate chat_template(*result_.chat_template, "the template");
+    Json before = Json::array();
+    if (result_.system) before.push_back({{"role", "system"}, {"content", *result_.system}});
+    for (const auto& [role, content] : result_.messages) before.push_back({{"role", role}, {"content", content}});
+    std::string reason = "nothing comes of it";
+    for (const Json& messages : {Json::array(), before}) {
+      try {
+        if (!rendered(chat_template, messages).empty()) return;
+      } catch (const InputError& error) {
+        reason = error.what();
+      }
+    }
+    throw FormatError(reader_.path(), "line " + std::to_string(lines_.at("TEMPLATE")),
+                      "TEMPLATE fails for a user's message: " + reason);
+  }
+
+  static std::string rendered(const text::ChatTemplate& chat_template, Json messages) {
+    text::ChatTemplate::Inputs inputs;
+    messages.push_back({{"role", "user"}, {"content", "Hello"}});
+    inputs.messages = std::move(messages);
+    inputs.bos_token = "<s>";
+    inputs.eos_token = "</s>";
+    return chat_template.render(inputs);
+  }
+
   void check_is_first(const std::string& what) {
     const auto [first, is_first] = lines_.emplace(what, reader_.line());
     if (!is_first) reader_.fail("is there already, in line " + std::to_string(first->second));
@@ -364,6 +397,7 @@ std::string parameters_text(const ModelfileParameters& p) {
 
 Modelfile parse_modelfile(std::string_view text, const std::string& path) {
   if (!text::utf8::valid(text)) throw FormatError(path, "", "is not UTF-8");
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   return Parser(text, path).parse();
 }
 

@@ -11,7 +11,8 @@
 //   LICENSE """..."""           any number
 //
 // A command is a word in capitals or small letters at the beginning of a line; its value is the rest of the line, or
-// what stands between " and " or """ and """, over lines too. Lines that begin with # are comments.
+// what stands between " and " or """ and """, over lines too. Lines that begin with # are comments. A byte order mark
+// in front of all is passed over.
 // Values, no ownership, any thread.
 
 #include <cstdint>
@@ -63,8 +64,9 @@ struct Modelfile {
 };
 
 /// Throws FormatError or UnsupportedError (path, "line N"): a command that is unknown, repeated, has no value or none
-/// of its kind, a quotation without end, no FROM, a text that isn't UTF-8; ADAPTER; a template in Go's language or with
-/// wrong syntax; a parameter that is unknown, or asks for what memoir doesn't do. `path` is only named.
+/// of its kind, a quotation without end, no FROM, a text that isn't UTF-8; ADAPTER; a template in Go's language, with
+/// wrong syntax, or that can't render a user's message, neither alone nor behind SYSTEM and MESSAGE; a parameter that
+/// is unknown, or asks for what memoir doesn't do. `path` is only named.
 Modelfile parse_modelfile(std::string_view text, const std::string& path);
 
 /// A text that parse_modelfile reads as this, but for the notes.

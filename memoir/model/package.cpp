@@ -111,7 +111,7 @@ bool is_package_name(const std::string& name) {
            c == '-';
   };
   return !name.empty() && name.size() <= 100 && name.front() != '.' && name.front() != '-' &&
-         std::ranges::all_of(name, is_allowed);
+         !name.ends_with(".gguf") && std::ranges::all_of(name, is_allowed);
 }
 
 bool is_package(const fs::path& path) {

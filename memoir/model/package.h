@@ -22,7 +22,8 @@ struct Package {
   Modelfile modelfile;
 };
 
-/// Letters, digits, ".", "_" and "-", neither "." nor "-" first; 1 to 100.
+/// Letters, digits, ".", "_" and "-", neither "." nor "-" first, nor ".gguf", which names are
+/// given without, at the end; 1 to 100.
 bool is_package_name(const std::string& name);
 
 /// Whether a path is such a folder: it has a Modelfile and no config.json.
