@@ -71,8 +71,7 @@ void serve_until_stopped(server::ApiServer& server, int drain_timeout_s, const S
 void serve_one(const ServeArguments& arguments, server::ApiServer& server, const std::string& address) {
   const fs::path path = resolve_model(arguments.serving.run.model);
   model::LoadedModel loaded = arguments.serving.run.load();
-  const bool is_in_package = find_package(arguments.serving.run.model).has_value();
-  const std::string own_name = served_name(is_in_package ? path.parent_path() : path);
+  const std::string own_name = served_name(find_model(arguments.serving.run.model));
   const std::string name = arguments.alias.empty() ? own_name : arguments.alias;
   server::ServedModel model = served_model(loaded, path, name, arguments.serving);
   const std::unique_ptr<engine::Service> service = served_engine(std::move(loaded), path, arguments.serving);
@@ -85,7 +84,7 @@ void serve_one(const ServeArguments& arguments, server::ApiServer& server, const
 
 void serve_several(const ServeArguments& arguments, server::ApiServer& server, const std::string& address) {
   std::vector<fs::path> paths;
-  for (const std::string& model : arguments.models) paths.push_back(resolve_model(model));
+  for (const std::string& model : arguments.models) paths.push_back(find_model(model));
   const auto on_skipped = [&server](const fs::path& path, const std::string& why) {
     server.log().write("warning", "no model that can be served", {{"path", path.string()}, {"what", why}});
   };

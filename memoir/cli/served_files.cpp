@@ -3,15 +3,22 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <system_error>
 #include <utility>
 
 #include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
+#include "memoir/base/gguf.h"
+#include "memoir/base/json_text.h"
 #include "memoir/cli/heap.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
 #include "memoir/model/config.h"
+#include "memoir/model/load.h"
+#include "memoir/model/package.h"
 
 namespace fs = std::filesystem;
 
@@ -19,7 +26,68 @@ namespace memoir::cli {
 namespace {
 
 bool is_gguf(const fs::path& path) {
-  return path.extension() == ".gguf";
+  std::error_code ignored;
+  return path.extension() == ".gguf" && !fs::is_directory(path, ignored);
+}
+
+// What a package, or a model by itself, is read from.
+struct Source {
+  fs::path model;
+  std::optional<std::string> chat_template = std::nullopt;  // instead of the model's own
+
+  explicit Source(const fs::path& path) : model(path) {
+    if (!model::is_package(path)) return;
+    model::Package package = model::read_package(path);
+    model = std::move(package.model);
+    chat_template = std::move(package.modelfile.chat_template);
+  }
+
+  void use_template(text::Tokenizer& tokenizer) const {
+    if (chat_template) tokenizer.use_chat_template(*chat_template);
+  }
+};
+
+// Of anything that tells that there may be something else to read now; the least time for what is not there.
+fs::file_time_type time_of(const fs::path& path) {
+  fs::file_time_type latest = fs::file_time_type::min();
+  const fs::path inside = path / "model";
+  for (const fs::path& one : {path, path / "config.json", path / "Modelfile", inside, inside / "config.json"}) {
+    std::error_code error;
+    const fs::file_time_type time = fs::last_write_time(one, error);
+    if (!error) latest = std::max(latest, time);
+  }
+  return latest;
+}
+
+// Entries of a folder that may be meant as models; notes, hidden files and the like are not.
+bool may_be_model(const fs::directory_entry& entry) {
+  std::error_code error;
+  if (entry.path().filename().string().starts_with('.')) return false;
+  return entry.path().extension() == ".gguf" || !entry.is_regular_file(error);
+}
+
+void need(const fs::path& file) {
+  if (!entry_exists(file)) throw FileError(file.string(), "", "no such file");
+}
+
+// Without reading weights or the tokenizer, which takes long. Throws InputError saying what is missing.
+void check_parts(const fs::path& model) {
+  if (!fs::is_directory(existing_status(model))) {
+    if (GgufFile::open(model).string("tokenizer.ggml.model")) return;
+    throw UnsupportedError(model.string(), "tokenizer.ggml.model", "there is no tokenizer to serve with");
+  }
+  need(model / "config.json");
+  need(model / "tokenizer.json");
+  const fs::path index = model / "model.safetensors.index.json";
+  if (!entry_exists(index)) return need(model / "model.safetensors");
+  const nlohmann::json shards = parse_json(read_text_file(index), index.string());
+  const auto map = shards.find("weight_map");
+  if (map == shards.end() || !map->is_object()) throw FormatError(index.string(), "weight_map", "is no object");
+  std::set<std::string> files;
+  for (const nlohmann::json& file : *map) {
+    if (file.is_string()) files.insert(file.get<std::string>());
+  }
+  for (const std::string& file : files) need(model / file);
 }
 
 std::chrono::system_clock::time_point system_time(fs::file_time_type time) {
@@ -117,23 +185,24 @@ std::vector<fs::path> ServedFiles::candidates() const {
   if (folder_.empty()) return paths;
   std::vector<fs::path> found;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder_)) {
-    const bool is_model = is_gguf(entry.path()) ? entry.is_regular_file() : entry_exists(entry.path() / "config.json");
-    if (is_model) found.push_back(entry.path());
+    if (may_be_model(entry)) found.push_back(entry.path());
   }
-  std::sort(found.begin(), found.end());
+  // Of one name the file first, as -m takes them.
+  std::ranges::sort(found, {}, [](const fs::path& path) { return std::pair(served_name(path), !is_gguf(path)); });
   paths.insert(paths.end(), found.begin(), found.end());
   return paths;
 }
 
 /// Reads the configuration of a path that is new or has changed.
 const ServedFiles::Known& ServedFiles::know(const fs::path& path) {
-  const fs::path dated = fs::is_directory(path) ? path / "config.json" : path;
-  const fs::file_time_type time = fs::last_write_time(dated);
+  const fs::file_time_type time = time_of(path);
   const auto found = known_.find(path);
   if (found != known_.end() && found->second.time == time) return found->second;
   Known known{time, std::nullopt};
   try {
-    known.details = details_of(config_of(path), path, weight_bytes(path));
+    const Source source(path);
+    check_parts(source.model);
+    known.details = details_of(config_of(source.model), source.model, weight_bytes(source.model));
   } catch (const InputError& error) {
     on_skipped_(path, error.what());
   }
@@ -169,25 +238,28 @@ fs::path ServedFiles::path_of(const std::string& name) {
 }
 
 server::ServedModel ServedFiles::describe(const std::string& name) {
-  const fs::path path = path_of(name);
-  const model::ModelConfig config = config_of(path);
+  const Source source(path_of(name));
+  const model::ModelConfig config = config_of(source.model);
+  text::Tokenizer tokenizer = model::load_tokenizer(source.model);
+  source.use_template(tokenizer);
   return server::ServedModel({.name = name,
-                              .tokenizer = model::load_tokenizer(path),
+                              .tokenizer = std::move(tokenizer),
                               .end_tokens = {},
                               .context = context_of(config, options_),
                               .n_vocab = config.vocab_size,
-                              .details = details_of(config, path, weight_bytes(path)),
+                              .details = details_of(config, source.model, weight_bytes(source.model)),
                               .n_embedding = config.hidden_size});
 }
 
 server::ModelSource::Loaded ServedFiles::load(const std::string& name) {
-  const fs::path path = path_of(name);
+  const Source source(path_of(name));
   options_.run.use_device();
   const FreedBlocksReturn while_loading;
-  model::LoadedModel loaded = model::load_model(path);
+  model::LoadedModel loaded = model::load_model(source.model);
+  if (loaded.tokenizer) source.use_template(*loaded.tokenizer);
   for (const std::string& note : loaded.notes) report(name + ": " + note);
-  server::ServedModel model = served_model(loaded, path, name, options_);
-  std::shared_ptr<engine::Service> service = served_engine(std::move(loaded), path, options_);
+  server::ServedModel model = served_model(loaded, source.model, name, options_);
+  std::shared_ptr<engine::Service> service = served_engine(std::move(loaded), source.model, options_);
   server::CacheHooks hooks = cache_hooks(*service);
   return {std::move(model), std::move(service), std::move(hooks)};
 }

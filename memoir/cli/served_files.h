@@ -47,7 +47,9 @@ class ServedFiles : public server::ModelSource {
   /// Says of a file that it is left out, and why; once for each.
   using OnSkipped = std::function<void(const std::filesystem::path&, const std::string& why)>;
 
-  /// models: paths; folder: every model directly in it, as it is at the time, or empty. Of a name that comes twice the
+  /// models: paths, of packages (model/package.h) their folders; folder: every model and package directly in it, as it
+  /// is at the time, or empty. A package's draft, parameters and messages are not used. What lacks a configuration, a
+  /// tokenizer or weights is left out, and so is what leads nowhere or is no file. Of a name that comes twice the
   /// first is taken, and a path before the folder's. Throws UsageError for paths of one name.
   ServedFiles(std::vector<std::filesystem::path> models, std::filesystem::path folder, ServingOptions options,
               OnSkipped on_skipped);

@@ -1,0 +1,153 @@
+// memoir serve --models-dir: what of a folder is served, and what is left out and why. The interfaces themselves are
+// tested by server_*_test and tests/clients.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "tests/cli_runner.h"
+#include "tests/raw_client.h"
+
+namespace memoir {
+namespace {
+
+using nlohmann::json;
+using test::RawClient;
+using test::RawResponse;
+using test::fs::path;
+
+class CliServe : public test::Cli {
+ protected:
+  void SetUp() override {
+    models_ = folder_.path() / "models";
+    test::fs::create_directory(models_);
+    ASSERT_EQ(setenv("MEMOIR_MODELS", models_.c_str(), 1), 0);
+  }
+
+  void TearDown() override {
+    if (pid_ > 0) ::kill(pid_, SIGTERM);
+  }
+
+  // A directory that can be served.
+  path whole_model(const std::string& name) const {
+    test::fs::copy(tiny(), models_ / name);
+    test::fs::copy_file(test::data("tokenizer") / "smollm.json", models_ / name / "tokenizer.json");
+    return models_ / name;
+  }
+
+  // Runs until the test's end. What it has logged so far is in log().
+  void serve(const std::string& options) {
+    const std::string address = in_folder("address");
+    const test::Outcome started = shell(std::string(MEMOIR_PROGRAM) + " serve --port 0 " + options + " >" + address +
+                                        " 2>" + in_folder("log") + " & echo $!");
+    pid_ = std::stoi(started.out);
+    for (int i = 0; i < 600 && port_ == 0; ++i) {
+      const std::string text = test::fs::exists(address) ? test::read_file(address) : "";
+      if (text.ends_with('\n')) port_ = std::stoi(text.substr(text.rfind(':') + 1));
+      if (port_ == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    ASSERT_GT(port_, 0) << log();
+  }
+
+  std::string log() const { return test::read_file(in_folder("log")); }
+
+  json ask(const std::string& method, const std::string& what, const json& body, int status = 200) const {
+    RawClient client(port_);
+    client.send_request(method, what, method == "POST" ? body.dump() : "");
+    const RawResponse response = client.read_response();
+    EXPECT_EQ(response.status, status) << what << body << response.body;
+    return response.json();
+  }
+
+  std::set<std::string> listed() const {
+    std::set<std::string> names;
+    const json models = ask("GET", "/v1/models", {});
+    for (const json& model : models.at("data")) names.insert(model["id"].get<std::string>());
+    return names;
+  }
+
+  path models_;
+  int port_ = 0;
+  pid_t pid_ = 0;
+};
+
+TEST_F(CliServe, WhatCanNotBeServedIsLeftOutAndToldOnce) {
+  whole_model("whole");
+  test::fs::copy(tiny(), models_ / "no_tokenizer");
+  test::fs::remove(whole_model("no_weights") / "model.safetensors");
+  const path sharded = whole_model("no_shard");
+  test::fs::remove(sharded / "model.safetensors");
+  test::write_file(sharded / "model.safetensors.index.json", R"({"weight_map": {"a": "model-1-of-2.safetensors"}})");
+  test::fs::create_directory(models_ / "empty");
+  test::fs::create_symlink("nowhere", models_ / "dangling.gguf");
+  test::fs::create_symlink("nowhere", models_ / "dangling");
+  ASSERT_EQ(::mkfifo((models_ / "pipe.gguf").c_str(), 0600), 0);
+  ASSERT_EQ(::mkfifo((models_ / "pipe").c_str(), 0600), 0);
+  test::fs::create_directory(models_ / "package");
+  test::write_file(models_ / "package" / "Modelfile", "FROM ../whole");
+  // These are not meant as models.
+  test::write_file(models_ / "README.md", "x");
+  test::fs::create_directory(models_ / ".hidden");
+  serve("--models-dir " + models_.string());
+  EXPECT_EQ(listed(), (std::set<std::string>{"whole"}));
+  const std::string text = log();
+  for (const auto& [name, why] : {std::pair<std::string, std::string>{"no_tokenizer", "tokenizer.json: no such file"},
+                                  {"no_weights", "model.safetensors: no such file"},
+                                  {"no_shard", "model-1-of-2.safetensors: no such file"},
+                                  {"empty", "config.json: no such file"},
+                                  {"dangling.gguf", "leads nowhere"},
+                                  {"dangling", "leads nowhere"},
+                                  {"pipe.gguf", "not a regular file"},
+                                  {"pipe", "not a regular file"},
+                                  {"package", "expected ./model"}}) {
+    const std::string where = "path=" + (models_ / name).string() + " ";
+    const std::size_t at = text.find(where);
+    ASSERT_NE(at, std::string::npos) << name << "\n" << text;
+    EXPECT_NE(text.substr(at, text.find('\n', at) - at).find(why), std::string::npos) << name << "\n" << text;
+    EXPECT_EQ(text.find(where, at + 1), std::string::npos) << text;
+  }
+  EXPECT_EQ(text.find("README"), std::string::npos);
+  EXPECT_EQ(text.find(".hidden"), std::string::npos);
+  // What comes later is found.
+  test::fs::copy_file(test::data("tokenizer") / "smollm.json", models_ / "no_tokenizer" / "tokenizer.json");
+  EXPECT_EQ(listed(), (std::set<std::string>{"no_tokenizer", "whole"}));
+}
+
+TEST_F(CliServe, PackagesAreServedByTheirNameWithTheirTemplate) {
+  const path whole = whole_model("whole");
+  for (const std::string name : {"first", "second"}) {
+    test::write_file(folder_.path() / "Modelfile",
+                     "FROM " + whole.string() + "\nTEMPLATE " + name + " {{ messages[0].content }}");
+    ASSERT_EQ(run("create " + name + " -f " + in_folder("Modelfile")).status, 0);
+  }
+  serve("--models-dir " + models_.string());
+  EXPECT_EQ(listed(), (std::set<std::string>{"first", "second", "whole"}));
+  for (const std::string name : {"first", "second"}) {
+    EXPECT_EQ(ask("POST", "/api/show", {{"model", name}})["template"], name + " {{ messages[0].content }}");
+    const json answer = ask("POST", "/v1/completions", {{"model", name}, {"prompt", {1, 2, 3}}, {"max_tokens", 2}});
+    EXPECT_EQ(answer["model"], name);
+    EXPECT_EQ(answer["usage"]["prompt_tokens"], 3);
+    // Of the loaded one too.
+    EXPECT_EQ(ask("POST", "/api/show", {{"model", name}})["template"], name + " {{ messages[0].content }}");
+  }
+}
+
+TEST_F(CliServe, SeveralPackagesNamedOneByOneKeepTheirNames) {
+  const path whole = whole_model("whole");
+  test::write_file(folder_.path() / "Modelfile", "FROM " + whole.string());
+  for (const char* name : {"first", "second"}) {
+    ASSERT_EQ(run(std::string("create ") + name + " -f " + in_folder("Modelfile")).status, 0);
+  }
+  serve("-m first -m second");
+  EXPECT_EQ(listed(), (std::set<std::string>{"first", "second"}));
+}
+
+}  // namespace
+}  // namespace memoir
