@@ -109,6 +109,9 @@ TEST_F(CliBatch, LinesThatAreWrongAreToldAndTheOthersAnswered) {
       {R"({"tokens": [1], "stop": [""]})", "stop"},
       {R"({"tokens": [1], "seed": -1})", "seed"},
       {R"({"tokens": [1], "temprature": 1})", "temprature"},
+      {R"({"tokens": [1], "raw": true})", "raw: is only for \"prompt\""},
+      {R"({"messages": [{"role": "user", "content": "x"}], "raw": true})", "raw: is only for \"prompt\""},
+      {R"({"prompt": "x"})", "tokenizer.json"},
   };
   std::string lines = R"({"tokens": [1, 2], "n": 2})"
                       "\n";
@@ -121,9 +124,19 @@ TEST_F(CliBatch, LinesThatAreWrongAreToldAndTheOthersAnswered) {
   for (std::size_t i = 0; i < wrong.size(); ++i) {
     const std::string error = results[static_cast<int>(i) + 1].value("error", "");
     EXPECT_NE(error.find(wrong[i].second), std::string::npos) << wrong[i].first << ": " << error;
+    EXPECT_TRUE(error.starts_with("stdin:" + std::to_string(i + 2) + ": ")) << error;
   }
   EXPECT_EQ(results[0]["tokens"], results[static_cast<int>(wrong.size()) + 1]["tokens"]);
   EXPECT_EQ(results[static_cast<int>(wrong.size()) + 1]["id"], 7);
+}
+
+TEST_F(CliBatch, ChatsWithoutMessagesOrThatTheTemplateRefusesAreTold) {
+  const Outcome outcome =
+      run(std::string("generate --batch - -m ") + MEMOIR_TEST_SMOLLM2, "{\"messages\": []}\n{\"messages\": [7]}\n");
+  EXPECT_EQ(outcome.status, 1);
+  std::map<int, json> results = results_of(outcome);
+  EXPECT_EQ(results[0]["error"], "stdin:1: messages: the list is empty");
+  EXPECT_TRUE(results[1].value("error", "").starts_with("stdin:2: ")) << outcome.out;
 }
 
 TEST_F(CliBatch, RefusesWhatCannotBe) {
@@ -133,6 +146,16 @@ TEST_F(CliBatch, RefusesWhatCannotBe) {
     EXPECT_EQ(run("generate -m " + tiny() + " --batch -" + options).status, 2) << options;
   }
   EXPECT_EQ(run("generate -m " + tiny() + " --tokens 1 --batch-size 2").status, 2);
+  expect_failure("generate -m " + tiny() + " --batch ''", 2, "--batch: the text is empty");
+  expect_failure("generate -m " + tiny() + " --tokens 1 --draft ''", 2, "--draft: the text is empty");
+  expect_failure("generate -m " + tiny() + " --tokens 1 --prompt-cache ''", 2, "--prompt-cache: ");
+  for (const char* command : {"generate --tokens 1", "chat", "serve"}) {
+    expect_failure(std::string(command) + " -m " + tiny() + " --prefix-cache-dir ''", 2,
+                   "--prefix-cache-dir: the text is empty");
+  }
+  for (const char* option : {"--models-dir", "--api-key", "--alias"}) {
+    expect_failure("serve -m " + tiny() + " " + option + " ''", 2, std::string(option) + ": the text is empty");
+  }
   const Outcome nothing = run("generate -m " + tiny() + " --batch -", "\n\n");
   EXPECT_EQ(nothing.status, 0);
   EXPECT_EQ(nothing.out, "");

@@ -241,7 +241,7 @@ TEST_F(Cli, EveryErrorSaysWhoseItIs) {
 }
 
 TEST_F(Cli, AnUnreadableStdinIsAnError) {
-  test::write_file(in_folder("chat.json"), "[]");
+  test::write_file(in_folder("chat.json"), R"([{"role": "user", "content": "x"}])");
   for (const std::string command :
        {"tokenize", "tokenize --decode", "chat", "generate --messages -", "template -", "template /dev/stdin"}) {
     const std::string line = std::string(MEMOIR_PROGRAM) + " " + command + " -m " + MEMOIR_TEST_SMOLLM2;
@@ -299,7 +299,7 @@ TEST_F(Cli, FailuresNameWhatIsWrongAndExitWith1) {
 }
 
 TEST_F(Cli, AStdoutThatTakesNothingIsAnErrorNotACrash) {
-  test::write_file(in_folder("chat.json"), "[]");
+  test::write_file(in_folder("chat.json"), R"([{"role": "user", "content": "x"}])");
   const std::string real = std::string(" -m ") + MEMOIR_TEST_SMOLLM2;
   const std::vector<std::string> commands = {"--help",
                                              "--version",
@@ -452,8 +452,8 @@ TEST_F(Cli, MessagesThatAreNoJsonAreErrorsThatSayWhere) {
 }
 
 TEST_F(Cli, MessagesFilesThatAreNoneAreErrors) {
-  for (const std::string text : {"", "{", "{}", "7", R"({"messages": 3})", R"({"messages": [], "tools": 3})",
-                                 R"({"messages": [], "add_generation_prompt": "yes"})"}) {
+  for (const std::string text : {"", "{", "{}", "7", R"({"messages": 3})", "[]", R"({"messages": [7], "tools": 3})",
+                                 R"({"messages": [7], "add_generation_prompt": "yes"})"}) {
     test::write_file(in_folder("chat.json"), text);
     expect_failure(std::string("template -m ") + kSmolLM2 + " " + in_folder("chat.json"), 1, "chat.json");
   }

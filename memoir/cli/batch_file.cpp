@@ -126,11 +126,13 @@ const text::Tokenizer& need_tokenizer(const BatchDefaults& defaults) {
 
 std::vector<TokenId> read_prompt(Keys& keys, const BatchDefaults& defaults) {
   bool is_raw = defaults.is_raw;
-  if (const auto raw = keys.take("raw")) {
+  const auto raw = keys.take("raw");
+  if (raw) {
     if (!raw->is_boolean()) keys.fail("raw", "is neither true nor false");
     is_raw = raw->get<bool>();
   }
   const Json& object = keys.object();
+  if (raw && !object.contains("prompt")) keys.fail("raw", "is only for \"prompt\"");
   const int n_prompts =
       static_cast<int>(object.contains("prompt") + object.contains("messages") + object.contains("tokens"));
   if (n_prompts != 1) keys.fail("prompt", "expected exactly one of prompt, messages and tokens");

@@ -16,6 +16,7 @@
 #include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
+#include "memoir/cli/text_checks.h"
 #include "memoir/model/fingerprint.h"
 
 namespace memoir::cli {
@@ -193,7 +194,9 @@ void add_cache_command(CLI::App& app, Action& action) {
   for (CLI::App* sub : {show, check}) sub->add_option("files", arguments->files)->type_name("FILE")->required();
   CLI::App* convert = add("convert", "write a file in another format or with quantized rows", run_convert);
   convert->add_option("file", arguments->files)->type_name("FILE")->required()->expected(1);
-  convert->add_option("-o,--output", arguments->output, "the new file (default: FILE is replaced)")->type_name("FILE");
+  convert->add_option("-o,--output", arguments->output, "the new file (default: FILE is replaced)")
+      ->type_name("FILE")
+      ->check(not_empty());
   convert->add_option("--format", arguments->format, "mlx-lm 0.32's (v2) or that up to 0.31 (v1)")
       ->check(CLI::IsMember({"v1", "v2"}))
       ->type_name("v1|v2")

@@ -12,6 +12,7 @@
 #include "memoir/cli/number_checks.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
+#include "memoir/cli/text_checks.h"
 #include "memoir/engine/assistant_drafter.h"
 #include "memoir/engine/draft_model.h"
 #include "memoir/engine/mtp_drafter.h"
@@ -195,7 +196,8 @@ void DraftOptions::add_to(CLI::App& command) {
                       "ngram looks in the text so far, auto asks the head that the model carries, else a small MODEL\n"
                       "of the same vocabulary is asked, or an assistant that was made for the model; none: nothing\n"
                       "is guessed, also where the model says so")
-          ->type_name("ngram|auto|none|MODEL");
+          ->type_name("ngram|auto|none|MODEL")
+          ->check(not_empty());
   max_option_ = command.add_option("--draft-max", max_drafts_, "the most tokens to guess at a time")
                     ->type_name("N")
                     ->transform(whole_number(1, engine::DraftLength::kMax))

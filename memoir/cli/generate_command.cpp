@@ -17,6 +17,7 @@
 #include "memoir/cli/signals.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
+#include "memoir/cli/text_checks.h"
 #include "memoir/engine/conversation.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/generate_batch.h"
@@ -103,6 +104,11 @@ nlohmann::ordered_json json_of(const engine::BatchResult& result, nlohmann::orde
   return json;
 }
 
+// What is wrong with a request, with its line in front.
+std::string error_at(const std::string& place, const std::string& error) {
+  return error.starts_with(place + ":") ? error : place + ": " + error;
+}
+
 // Reads lines and writes results, by their numbers.
 class BatchRun {
  public:
@@ -110,15 +116,15 @@ class BatchRun {
 
   std::optional<engine::Request> next() {
     while (const auto line = file_.next()) {
+      const std::string name = file_.name() + ":" + std::to_string(line->number);
       try {
-        BatchRequest read =
-            read_batch_request(line->text, file_.name() + ":" + std::to_string(line->number), defaults_);
-        places_.emplace(n_given_++, Place{n_lines_++, std::move(read.id)});
+        BatchRequest read = read_batch_request(line->text, name, defaults_);
+        places_.emplace(n_given_++, Place{name, n_lines_++, std::move(read.id)});
         return std::move(read.request);
       } catch (const std::exception& error) {
         engine::BatchResult result;
         result.index = n_lines_++;
-        result.error = error.what();
+        result.error = error_at(name, error.what());
         show(result, {});
       }
     }
@@ -127,7 +133,8 @@ class BatchRun {
 
   void show(engine::BatchResult result) {
     Place place = std::move(places_.extract(result.index).mapped());
-    result.index = place.line;
+    result.index = place.index;
+    if (result.error) result.error = error_at(place.name, *result.error);
     show(result, std::move(place.id));
   }
 
@@ -137,7 +144,8 @@ class BatchRun {
 
  private:
   struct Place {
-    std::size_t line;
+    std::string name;   // FILE:LINE
+    std::size_t index;  // of the result
     nlohmann::ordered_json id;
   };
 
@@ -306,7 +314,8 @@ void add_generate_command(CLI::App& app, Action& action) {
           ->add_option("--batch", arguments->batch_file,
                        "requests, one JSON object a line (docs/batch.md), answered side by side, each with\n"
                        "a line of JSON as it ends; - is stdin")
-          ->type_name("FILE.jsonl");
+          ->type_name("FILE.jsonl")
+          ->check(not_empty());
   prompt->require_option(1);
   arguments->sampling.add_to(*command);
   arguments->cache.add_to(*command);

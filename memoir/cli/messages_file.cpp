@@ -48,6 +48,7 @@ text::ChatTemplate::Inputs read_messages(Json json, const std::string& name, con
   if (!json.is_object() || !json.contains("messages") || !json["messages"].is_array()) {
     throw FormatError(name, "messages", "expected an array of messages");
   }
+  if (json["messages"].empty()) throw FormatError(name, "messages", "the list is empty");
   text::ChatTemplate::Inputs inputs = engine::template_inputs(tokenizer, std::move(json["messages"]));
   json.erase("messages");
   if (json.contains("tools")) {

@@ -13,7 +13,7 @@ namespace memoir::cli {
 /// Reads {"messages": [...], "tools": [...], "add_generation_prompt": true}, all but messages optional, or the array of
 /// messages alone. Other keys become variables of the template ("enable_thinking": false).
 /// path: a file, a FIFO or the like, or - for stdin.
-/// Throws FileError, or FormatError if it is not such JSON.
+/// Throws FileError, or FormatError if it is not such JSON, or there is no message.
 text::ChatTemplate::Inputs read_messages_file(const std::string& path, const text::Tokenizer& tokenizer);
 
 /// The same from JSON that has been read. name: of where it comes from, for messages. Throws FormatError.

@@ -8,6 +8,7 @@
 #include "memoir/cli/number_checks.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
+#include "memoir/cli/text_checks.h"
 #include "memoir/engine/prefix_store.h"
 #include "memoir/model/fingerprint.h"
 
@@ -31,8 +32,9 @@ void PrefixCacheArguments::add_to(CLI::App& command, const std::string& what) {
           "are near to, and not always the same as,\nthose without the cache")
       ->type_name("exact|q8")
       ->transform(CLI::CheckedTransformer(formats).description(""));
-  CLI::Option* directory =
-      command.add_option("--prefix-cache-dir", directory_, "keep that in DIR too, for later runs")->type_name("DIR");
+  CLI::Option* directory = command.add_option("--prefix-cache-dir", directory_, "keep that in DIR too, for later runs")
+                               ->type_name("DIR")
+                               ->check(not_empty());
   command
       .add_option("--prefix-cache-disk-bytes", disk_bytes_, "bytes of all that is in DIR, the least recently used goes")
       ->type_name("N")

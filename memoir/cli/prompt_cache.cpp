@@ -7,6 +7,7 @@
 #include "memoir/base/error.h"
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/output_file.h"
+#include "memoir/cli/text_checks.h"
 #include "memoir/model/fingerprint.h"
 
 namespace memoir::cli {
@@ -15,7 +16,8 @@ void PromptCache::add_to(CLI::App& command) {
   command
       .add_option("--prompt-cache", path_,
                   "begin with what FILE holds of the prompt, if there is one, and write the cache to it at the end")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(not_empty());
 }
 
 void PromptCache::open(const std::string& model) {

@@ -14,6 +14,7 @@
 #include "memoir/cli/signals.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
+#include "memoir/cli/text_checks.h"
 #include "memoir/engine/scheduler.h"
 #include "memoir/server/api_server.h"
 
@@ -138,9 +139,11 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
   command
       .add_option("--models-dir", arguments.models_dir,
                   "serve every model in this folder, each loaded when it is asked for")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->check(not_empty());
   command.add_option("--alias", arguments.alias, "the model's name for clients (default: of its file)")
-      ->type_name("NAME");
+      ->type_name("NAME")
+      ->check(not_empty());
   arguments.serving.run.add_device_to(command);
   arguments.serving.kv.add_formats_to(command);
   const auto whole = [&](const char* name, auto& value, std::int64_t low, std::uint64_t high, const char* help) {
@@ -187,6 +190,7 @@ void add_http_options(CLI::App& command, ServeArguments& arguments) {
   whole("--port", http.port, 0, 65535, "its port, 0 for any that is free; printed on stdout");
   command.add_option("--api-key", http.api_keys, "who asks must know it; may be repeated")
       ->type_name("KEY")
+      ->check(not_empty())
       ->envname("MEMOIR_API_KEY")
       ->take_all()
       ->expected(1);
