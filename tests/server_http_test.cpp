@@ -76,6 +76,8 @@ TEST_F(Http, TheCacheIsShownAndClearedThroughItsHooks) {
   EXPECT_EQ(get("/cache").json(), (Json{{"nodes", 3}}));
   EXPECT_EQ(post("/cache/clear", "").status, 200);
   EXPECT_EQ(n_cleared, 1);
+  EXPECT_EQ(status_of("POST /cache/clear HTTP/1.1\r\nHost: x\r\n\r\n"), 200);  // curl -X POST
+  EXPECT_EQ(n_cleared, 2);
 }
 
 TEST_F(Http, KeysAreAskedForEverywhereButForHealth) {
@@ -194,7 +196,7 @@ TEST_F(Http, LargeBodiesAre413AlsoWithoutALengthAhead) {
 
 TEST_F(Http, BodiesOfOtherKindsAreRefused) {
   start();
-  EXPECT_EQ(status_of("POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n"), 411);
+  EXPECT_EQ(status_of("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length:\r\n\r\n"), 400);
   EXPECT_EQ(status_of("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n"), 400);
   EXPECT_EQ(status_of("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n"), 413);
   EXPECT_EQ(status_of("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"), 400);
@@ -208,6 +210,19 @@ TEST_F(Http, BodiesOfOtherKindsAreRefused) {
                  "Content-Type: application/x-www-form-urlencoded\r\n")
                 .status,
             400);  // only because it does not fit the context
+}
+
+// RFC 9112, section 6.3: a request with neither Content-Length nor Transfer-Encoding has no body.
+TEST_F(Http, ABodyThatIsNotStatedIsEmpty) {
+  start();
+  EXPECT_EQ(status_of("POST /nothing HTTP/1.1\r\nHost: x\r\n\r\n"), 404);
+  // What comes behind it is no request of its own.
+  RawClient client(port_);
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+  const auto response = client.read_response();
+  EXPECT_EQ(response.status, 400);
+  EXPECT_EQ(response.json().at("error").at("message"), "the body is empty: expected a JSON object");
+  EXPECT_EQ(client.read_all(), "");
 }
 
 TEST_F(Http, MalformedAndHugeHeadsAreRefused) {

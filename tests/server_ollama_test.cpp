@@ -211,7 +211,13 @@ TEST_F(Ollama, WrongAndUnsupportedFieldsAreNamed) {
   expect_bad(path, generate(), Json{{"context", Json::array({1})}}, "context");
   expect_bad(path, generate(), Json{{"format", "xml"}}, "format");
   expect_bad(path, generate(), Json{{"format", {{"pattern", "x"}}}}, "format");
-  expect_bad(path, generate(), Json{{"keep_alive", "soon"}}, "keep_alive");
+  for (const Json& wrong : {Json("soon"), Json(true), Json::array({5}), Json::object()}) {
+    Json body = generate();
+    body["keep_alive"] = wrong;
+    const auto response = post(path, body);
+    EXPECT_EQ(response.status, 400) << wrong;
+    EXPECT_EQ(response.json().at("error"), "keep_alive: is neither a number of seconds nor a duration like \"5m\"");
+  }
   expect_bad(path, generate(), Json{{"prompt", ""}, {"keep_alive", 0}}, "keep_alive");
   expect_bad(path, generate(), Json{{"think", true}}, "think");
   expect_bad("/api/chat", chat(), Json{{"messages", 1}}, "messages");

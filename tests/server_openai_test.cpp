@@ -446,6 +446,22 @@ TEST_F(OpenAi, KnownButUnsupportedIsRefusedUnknownIsIgnored) {
   EXPECT_EQ(complete(body).status, 200);
 }
 
+TEST_F(OpenAi, HowManyPromptsThereMayBeIsSaid) {
+  start();
+  const auto message = [&](const Json& body) {
+    const RawResponse response = post("/v1/completions", body);
+    EXPECT_EQ(response.status, 400) << body;
+    EXPECT_EQ(response.json().at("error").at("param"), "prompt") << body;
+    return response.json()["error"]["message"].get<std::string>();
+  };
+  EXPECT_NE(message({{"prompt", Json::array()}}).find("is an empty list"), std::string::npos);
+  const Json five = Json::array({"a", "b", "c", "d", "e"});
+  EXPECT_NE(message({{"prompt", five}, {"n", 16}}).find("has 5 texts, more than 4 (64 / n, where n is 16)"),
+            std::string::npos);
+  EXPECT_NE(message({{"prompt", Json(65, "a")}}).find("has 65 texts, more than 64 (64 / n, where n is 1)"),
+            std::string::npos);
+}
+
 TEST_F(OpenAi, AnotherModelIsNotFound) {
   start();
   Json body = chat();

@@ -307,7 +307,11 @@ class HttpServer::Impl : public httplib::Server {
       admit(request, response);
       if (may_have_body) {
         check_body_headers(request);
-        return HandlerResponse::Unhandled;
+        if (states_body(request)) return HandlerResponse::Unhandled;
+        // An empty one, as HTTP has it. What a client sends all the same is no further request.
+        job.must_close = job.has_unread_body = true;
+        answer();
+        return HandlerResponse::Handled;
       }
       if (has_body(request)) job.must_close = job.has_unread_body = true;
       if (request.method == "OPTIONS") {
@@ -321,6 +325,10 @@ class HttpServer::Impl : public httplib::Server {
     }
     answer();
     return HandlerResponse::Handled;
+  }
+
+  static bool states_body(const httplib::Request& request) {
+    return request.has_header("Transfer-Encoding") || request.has_header("Content-Length");
   }
 
   static bool has_body(const httplib::Request& request) {
@@ -364,9 +372,9 @@ class HttpServer::Impl : public httplib::Server {
       if (request.get_header_value("Transfer-Encoding") == "chunked" && !request.has_header("Content-Length")) return;
       throw ApiError(400, "this Transfer-Encoding is not taken");
     }
+    if (!request.has_header("Content-Length")) return;
     const std::string length = request.get_header_value("Content-Length");
-    if (length.empty()) throw ApiError(411, "Content-Length is missing");
-    const bool is_number = length.find_first_not_of("0123456789") == std::string::npos;
+    const bool is_number = !length.empty() && length.find_first_not_of("0123456789") == std::string::npos;
     if (!is_number || request.get_header_value_count("Content-Length") != 1)
       throw ApiError(400, "Content-Length is malformed");
     if (length.size() > 18 || std::stoull(length) > options_.max_body_bytes) throw too_large();

@@ -149,8 +149,10 @@ void refuse_media(const Fields& body) {
 std::optional<KeepAlive> read_keep_alive(const Fields& body) {
   const Json* value = body.find("keep_alive");
   if (!value) return std::nullopt;
-  const double seconds = value->is_number() ? value->get<double>() : duration_s(body.text("keep_alive").value_or(""));
-  if (std::isnan(seconds)) throw bad_field("keep_alive", "is no duration");
+  const double seconds = value->is_number()   ? value->get<double>()
+                         : value->is_string() ? duration_s(value->get_ref<const std::string&>())
+                                              : std::nan("");
+  if (std::isnan(seconds)) throw bad_field("keep_alive", "is neither a number of seconds nor a duration like \"5m\"");
   if (seconds < 0 || seconds > kForeverSeconds) return KeepAlive{};
   return KeepAlive{std::chrono::milliseconds(std::llround(seconds * 1000))};
 }

@@ -271,7 +271,8 @@ OpenAiRequest read_completion_request(const Json& json, const Backend& backend) 
     options.n_likeliest = 0;
   }
   read_response_format(body, backend, options);
-  request.prompts = read_prompts(body, "prompt", backend.model, static_cast<std::size_t>(kMaxTexts / options.n));
+  request.prompts = read_prompts(body, "prompt", backend.model, static_cast<std::size_t>(kMaxTexts / options.n),
+                                 std::to_string(kMaxTexts) + " / n, where n is " + std::to_string(options.n));
   return request;
 }
 

@@ -206,16 +206,18 @@ Prompt token_prompt(const ServedModel& model, std::vector<TokenId> tokens, const
   return prompt;
 }
 
-std::vector<Prompt> read_prompts(const Fields& body, const char* name, const ServedModel& model,
-                                 std::size_t max_count) {
+std::vector<Prompt> read_prompts(const Fields& body, const char* name, const ServedModel& model, std::size_t max_count,
+                                 const std::string& why) {
   const std::string field = body.name_of(name);
   const Json* prompt = body.find(name);
   if (!prompt) throw bad_field(field, "is missing");
   if (prompt->is_string()) return {text_prompt(model, prompt->get_ref<const std::string&>())};
-  if (!prompt->is_array() || prompt->empty()) throw bad_field(field, "is neither a text nor a list");
+  if (!prompt->is_array()) throw bad_field(field, "is neither a text nor a list");
+  if (prompt->empty()) throw bad_field(field, "is an empty list: expected a text, tokens, or a list of either");
   if ((*prompt)[0].is_number()) return {token_prompt(model, tokens_of(*prompt, field), field)};
   if (prompt->size() > max_count) {
-    throw bad_field(field, "asks for more texts at once than " + std::to_string(max_count));
+    throw bad_field(field, "has " + std::to_string(prompt->size()) + " texts, more than " + std::to_string(max_count) +
+                               (why.empty() ? "" : " (" + why + ")"));
   }
   std::vector<Prompt> prompts;
   for (const Json& one : *prompt) {

@@ -35,8 +35,10 @@ Prompt text_prompt(const ServedModel& model, std::string_view text);
 /// Tokens as they are. Throws ApiError 400 naming `field` for one outside the vocabulary.
 Prompt token_prompt(const ServedModel& model, std::vector<TokenId> tokens, const std::string& field);
 
-/// A field that is a text, a list of tokens, or a list of either, of max_count at most. Throws ApiError 400 naming it.
-std::vector<Prompt> read_prompts(const Fields& body, const char* name, const ServedModel& model, std::size_t max_count);
+/// A field that is a text, a list of tokens, or a list of either, of max_count at most. why: where that number is from,
+/// for the message. Throws ApiError 400 naming the field.
+std::vector<Prompt> read_prompts(const Fields& body, const char* name, const ServedModel& model, std::size_t max_count,
+                                 const std::string& why = "");
 
 /// OpenAI's messages (Ollama's differ in little) in the form of ChatInput. Throws ApiError 400 naming what is wrong.
 Json template_messages(const Json& messages, const std::string& field);

@@ -36,6 +36,7 @@ void check_shape(std::string_view body) {
 }  // namespace
 
 Json parse_body(std::string_view body) {
+  if (body.empty()) throw ApiError(400, "the body is empty: expected a JSON object");
   check_shape(body);
   Json json;
   try {
