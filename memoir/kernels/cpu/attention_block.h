@@ -16,7 +16,7 @@
 namespace memoir::kernels::cpu {
 
 /// The rows of one sequence (or of several of one length that share a buffer): queries, keys and values
-/// [query_begin, query_begin + n_tokens) of T.
+/// [begin, begin + n_tokens) of T.
 struct BlockSequence {
   int begin = 0;
   int n_tokens = 0;
@@ -29,7 +29,6 @@ struct BlockSequence {
 
 struct AttentionBlockArgs {
   ProjectionArgs projection;  // x and what it is projected with; scratch and outputs are set here
-  NormArgs norms[4];          // what the projection's norms point to: of the parts, and of x
   std::vector<BlockSequence> sequences;
   LinearArgs output;
   const float* residual = nullptr;  // [B * T, output rows] or null, added to the attention's output

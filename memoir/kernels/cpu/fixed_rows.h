@@ -9,8 +9,8 @@
 // codes with digits are products of bytes, of which a processor does four times as many at once as of floats.
 //
 // Where the largest value of a block is below 2^-105, the scale is 2^-126, and the error at most half of that.
-
-// Where 8 bits are asked for (set_activations), there is one digit, from -127 to 127, and the scale is the largest
+//
+// Where 8 bits are asked for (set_n_digits), there is one digit, from -127 to 127, and the scale is the largest
 // value by 127: what other runtimes multiply quantized weights with.
 
 #include <cstdint>

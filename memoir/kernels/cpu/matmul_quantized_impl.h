@@ -100,7 +100,7 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
         });
         unrolled<kRows * kN>([&](auto i) __attribute__((always_inline)) {
           const FixedBlock& block = x[static_cast<std::size_t>(i / kN) * n_blocks];
-          const typename S::I values = S::int_broadcast(block.digits[i % kN] + 4 * q);
+          const typename S::I values = four_bytes<S>(block.digits[i % kN] + 4 * q);
           unrolled<kTiles>([&](auto t) __attribute__((always_inline)) {
             S::template dot<kBits>(dots[i / kN][t][i % kN], w[t], values);
           });

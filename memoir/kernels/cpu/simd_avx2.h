@@ -6,7 +6,6 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <cstring>
 
 namespace memoir::kernels::cpu {
 
@@ -104,13 +103,6 @@ struct Avx2 {
     const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
-  }
-
-  /// These four bytes in each lane.
-  static I int_broadcast(const std::int8_t* four) {
-    std::int32_t value = 0;
-    std::memcpy(&value, four, sizeof(value));
-    return int_set(value);
   }
 
   /// Sums of products of bytes: lane i adds codes (not negative, below 2^kBits) times values, its four bytes of each.

@@ -6,7 +6,6 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <cstring>
 
 namespace memoir::kernels::cpu {
 
@@ -75,13 +74,6 @@ struct Avx512 {
   /// The low byte of each lane.
   static void store_low_bytes(std::int8_t* p, I a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
-  }
-
-  /// These four bytes in each lane.
-  static I int_broadcast(const std::int8_t* four) {
-    std::int32_t value = 0;
-    std::memcpy(&value, four, sizeof(value));
-    return _mm512_set1_epi32(value);
   }
 
   /// Sums of products of bytes: lane i adds codes (not negative, below 2^kBits) times values, its four bytes of each.

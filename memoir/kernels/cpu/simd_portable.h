@@ -128,13 +128,6 @@ struct Portable {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<std::int8_t>(a.lane[i] & 0xff);
   }
 
-  /// These four bytes in each lane.
-  static I int_broadcast(const std::int8_t* four) {
-    std::int32_t value = 0;
-    std::memcpy(&value, four, sizeof(value));
-    return int_set(value);
-  }
-
   /// Sums of products of bytes: lane i adds codes (not negative, below 2^kBits) times values, its four bytes of each.
   using Dot = I;
   static Dot dot_zero() { return int_set(0); }

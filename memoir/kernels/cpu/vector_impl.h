@@ -27,6 +27,14 @@ template <typename S>
   return element == Element::kF16 ? S::load_f16(halves) : S::load_bf16(halves);
 }
 
+// These four bytes in each lane.
+template <typename S>
+[[gnu::always_inline]] inline typename S::I four_bytes(const std::int8_t* p) {
+  std::int32_t value = 0;
+  std::memcpy(&value, p, sizeof(value));
+  return S::int_set(value);
+}
+
 // 16 elements, or n where that is fewer: the lanes past the end are zero, and not written.
 template <typename S>
 [[gnu::always_inline]] inline typename S::F load_some(const float* p, int n) {
