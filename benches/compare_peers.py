@@ -2,13 +2,13 @@
 """memoir, llama.cpp and mlx-lm side by side on the same weights: prefill, decode, load time, peak memory.
 
     benches/compare_peers.py [--model models/smollm2.gguf] [--threads 2] [--prompt 512] [--decode 64] [--rounds 5]
-                             [--peers llama.cpp,mlx-lm]
+                             [--peers llama.cpp,mlx-lm] [--kv auto]
 
 Every measurement is a process of its own, the three in turn, round after round; medians are compared, because the
 speed of a shared machine drifts. Needs python with llama-cpp-python, mlx-lm, mlx and gguf: `make peers` makes
 .venv-peers with them, and this script runs itself with it.
 
-- memoir: `memoir bench`, its own timings.
+- memoir: `memoir bench`, its own timings. Keys and values as --kv says; by itself memoir keeps float32, llama.cpp float16.
 - llama.cpp: through llama-cpp-python, flash attention on, batches of 512; logits of the last token only.
 - mlx-lm: the GGUF's tensors put into an MLX directory, codes untouched, scales as float32: its CPU product of float16
   is more than ten times slower still. One round, since a prefill takes a minute.
@@ -167,7 +167,7 @@ def run_mlx_lm(args):
 def measure(engine, args):
     if engine == "memoir":
         program = ROOT / "build" / "release" / "bin" / "memoir"
-        command = [program, "bench", "-m", args.model, "--repeat", "1", "--json"]
+        command = [program, "bench", "-m", args.model, "--repeat", "1", "--json", "--kv", args.kv]
     else:
         command = [sys.executable, __file__, "--engine", engine, "--model", args.model]
     command += ["--prompt", args.prompt, "--decode", args.decode, "--threads", args.threads]
@@ -212,6 +212,7 @@ def main():
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kv", default="auto", help="memoir's option")
     parser.add_argument("--peers", default="llama.cpp,mlx-lm", type=lambda text: text.split(","))
     parser.add_argument("--engine", choices=["llama.cpp", "mlx-lm"], help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -79,7 +79,7 @@ std::string name_of(const Case& c) {
 }
 
 std::vector<Case> cases() {
-  std::vector<Case> list(18);
+  std::vector<Case> list(22);
   list[1].n_heads = 9, list[1].n_kv_heads = 3, list[1].key_dim = list[1].value_dim = 64;
   list[2].key_dim = 24, list[2].value_dim = 40;
   list[3].key_dim = 10, list[3].value_dim = 7;
@@ -97,6 +97,10 @@ std::vector<Case> cases() {
   list[15].window = 65, list[15].keep = 64, list[15].n_positions = 330;
   list[16].window = list[16].keep = list[16].chunk = std::numeric_limits<int>::max();
   list[17].window = 30, list[17].keep = 100, list[17].n_positions = 300;
+  list[18] = list[1], list[18].element = Element::kBF16;  // read where they lie, for few queries
+  list[19] = list[1], list[19].element = Element::kF16, list[19].window = 50, list[19].keep = 5;
+  list[20].n_heads = 8, list[20].n_kv_heads = 1, list[20].key_dim = 128, list[20].element = Element::kF16;
+  list[21].n_heads = 13, list[21].n_kv_heads = 1, list[21].key_dim = 32;  // many rows even for one query
   return list;
 }
 

@@ -2,7 +2,7 @@
 # weak symbols, but for the portable set, which every processor runs. Run as: cmake -D NM=... -D OBJECTS=... -P this file
 set(n_seen 0)
 foreach(object IN LISTS OBJECTS)
-  if(NOT object MATCHES "set_avx[0-9]+\\.cpp")
+  if(NOT object MATCHES "set_[a-z]+[0-9]+[a-z]*\\.cpp")
     continue()
   endif()
   math(EXPR n_seen "${n_seen} + 1")

@@ -301,7 +301,7 @@ void add_generate_command(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("generate", "continue a prompt, or answer one message");
   arguments->run.add_to(*command);
   arguments->kv.add_to(*command);
-  CLI::Option_group* prompt = command->add_option_group("prompt", "exactly one of");
+  CLI::Option_group* prompt = command->add_option_group("prompt", "what to answer or to continue");
   arguments->prompt_option = prompt->add_option("-p,--prompt", arguments->prompt, "the prompt")->type_name("TEXT");
   arguments->tokens_option =
       prompt->add_option("--tokens", arguments->tokens, "the prompt as token ids, 1,2,3")->type_name("IDS");
@@ -324,7 +324,8 @@ void add_generate_command(CLI::App& app, Action& action) {
   arguments->shift.add_to(*command);
   command
       ->add_option("--n", arguments->n_samples,
-                   "K continuations with the seeds --seed, --seed + 1, ...; the prompt is computed once")
+                   "K continuations with the seeds --seed, --seed + 1, ...; the prompt is computed once. With --temp 0 "
+                   "they are all alike")
       ->type_name("K")
       ->transform(whole_number(1, kMaxSamples))
       ->capture_default_str();

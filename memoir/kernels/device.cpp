@@ -39,7 +39,7 @@ void set_cpu_activations(Activations activations) {
 std::string arithmetic() {
   if (!on_cpu()) return "gpu";
   // Another number whenever a kernel's bits change.
-  return cpu::n_digits() == 1 ? "cpu 2, int8" : "cpu 2";
+  return cpu::n_digits() == 1 ? "cpu 3, int8" : "cpu 3";
 }
 
 const char* cpu_kernels() {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kFewQueries = 8;                                // per sequence: blocks are shared out to threads,
 constexpr std::size_t kMaxKeptFloats = std::size_t{1} << 24;  // while their partial results take no more than this
-constexpr int kPartsPerThread = 3;                            // then, about
+constexpr int kPartsPerThread = 8;                            // then, about
 constexpr int kRowsPerPart = 128;  // query rows (heads x queries) of a part otherwise: results fit a core's cache
 
 // The parts of one sequence's attention.
@@ -58,12 +58,6 @@ class AttentionPlan {
   }
 
  private:
-  // Long runs, since the first block of one comes late from memory, and about as much for each thread.
-  int few_queries_blocks_per_part() const {
-    const int n_units = args_.n_blocks * args_.n_kv_heads;
-    return std::clamp(n_units / (kPartsPerThread * n_threads()), 1, args_.n_blocks);
-  }
-
   std::size_t all_blocks_floats() const {
     return static_cast<std::size_t>(args_.n_heads) * static_cast<std::size_t>(args_.n_queries) *
            static_cast<std::size_t>(args_.n_blocks) * block_floats(args_.values.dim);
@@ -131,8 +125,7 @@ std::size_t attention_scratch_floats(const AttentionArgs& args) {
   const std::size_t value_row = block_floats(args.values.dim);
   const auto group = static_cast<std::size_t>(args.n_heads / args.n_kv_heads);
   const std::size_t n_rows = group * std::max({std::size_t{1}, std::size_t{kFewQueries}, kRowsPerPart / group});
-  return static_cast<std::size_t>(args.keys.dim + kLanes) * kBlockPositions + (kLanes + 1) * key_padded +
-         value_row * (kBlockPositions + n_rows);
+  return (key_padded + kLanes) * kBlockPositions + (kLanes + 1) * key_padded + value_row * (kBlockPositions + n_rows);
 }
 
 void attention(std::span<const AttentionArgs> sequences) {

@@ -62,11 +62,10 @@ MergeFactors merge_sums(BlockResult& result, float block_m, float block_l) {
     return {0, 1};
   }
   const float m = result.m > block_m ? result.m : block_m;
-  float differences[kLanes] = {result.m - m, block_m - m};
-  S::store(differences, exp_of<S>(S::load(differences)));
-  result.l = result.l * differences[0] + block_l * differences[1];
+  const MergeFactors factors{S::first(exp_of<S>(S::set(result.m - m))), S::first(exp_of<S>(S::set(block_m - m)))};
+  result.l = result.l * factors.old_factor + block_l * factors.new_factor;
   result.m = m;
-  return {differences[0], differences[1]};
+  return factors;
 }
 
 // out = o / l, the sink's weight in l.

@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <iterator>
 
 #include "memoir/kernels/cpu/attention.h"
+#include "memoir/kernels/cpu/kv_row_impl.h"
 #include "memoir/kernels/cpu/vector_impl.h"
 
 namespace memoir::kernels::cpu {
@@ -16,12 +17,19 @@ namespace {
 
 constexpr int kNoRow = -1;
 
-// The rows of a block's 64 positions.
+// The rows of a block's 64 positions: one run in the buffer, as nearly always, or several.
 struct BlockRows {
-  int row[kBlockPositions];      // in the buffer, or kNoRow
-  int ordinal[kBlockPositions];  // among all rows, for masks
-  std::uint64_t stored = 0;      // bit c: position c of the block has a row
-  int begin_row = kNoRow;        // row of position c is begin_row + c for all that are stored; kNoRow if not so simple
+  std::uint64_t stored = 0;   // bit c: position c of the block has a row
+  bool is_run = false;        // of all that are stored
+  int begin_row = 0;          // is_run: row of position c is begin_row + c,
+  int begin_ordinal = 0;      // and begin_ordinal + c among all rows, for masks
+  int rows[kBlockPositions];  // not is_run: in the buffer, or kNoRow
+  int ordinals[kBlockPositions];
+
+  int row(int c) const { return is_run ? (stored >> c & 1 ? begin_row + c : kNoRow) : rows[c]; }
+  int ordinal(int c) const { return is_run ? begin_ordinal + c : ordinals[c]; }
+  int begin() const { return std::countr_zero(stored); }
+  int end() const { return kBlockPositions - std::countl_zero(stored); }
 };
 
 // In 64 bits, since windows and chunks may be as large as an int.
@@ -34,27 +42,39 @@ std::uint64_t bits_from_to(std::int64_t begin, std::int64_t end) {
   return below_high & ~below_low;
 }
 
+// Puts one range's part of a block that has rows of others too.
+void add_rows(BlockRows& block, const KvRange& range, int n_before, int first, int begin, int end) {
+  for (int position = begin; position < end; ++position) {
+    block.rows[position - first] = range.begin_row + position - range.first_position;
+    block.ordinals[position - first] = n_before + position - range.first_position;
+  }
+}
+
 BlockRows rows_of_block(const AttentionArgs& args, int first) {
-  BlockRows rows;
-  std::fill(std::begin(rows.row), std::end(rows.row), kNoRow);
+  BlockRows block;
   int n_before = 0;
   int n_ranges_in = 0;
   for (const KvRange& range : args.ranges) {
     const int begin = std::max(range.first_position, first);
     const int end = std::min(range.first_position + range.n_rows, first + kBlockPositions);
-    for (int position = begin; position < end; ++position) {
-      rows.row[position - first] = range.begin_row + position - range.first_position;
-      rows.ordinal[position - first] = n_before + position - range.first_position;
-    }
     if (begin < end) {
-      rows.stored |= bits_from_to(begin - first, end - first);
-      rows.begin_row = range.begin_row + first - range.first_position;
+      block.stored |= bits_from_to(begin - first, end - first);
+      block.begin_row = range.begin_row + first - range.first_position;
+      block.begin_ordinal = n_before + first - range.first_position;
       ++n_ranges_in;
     }
     n_before += range.n_rows;
   }
-  if (n_ranges_in != 1) rows.begin_row = kNoRow;
-  return rows;
+  block.is_run = n_ranges_in == 1;
+  if (n_ranges_in <= 1) return block;
+  std::fill(std::begin(block.rows), std::end(block.rows), kNoRow);
+  n_before = 0;
+  for (const KvRange& range : args.ranges) {
+    add_rows(block, range, n_before, first, std::max(range.first_position, first),
+             std::min(range.first_position + range.n_rows, first + kBlockPositions));
+    n_before += range.n_rows;
+  }
+  return block;
 }
 
 // Bit c: the query at this position sees position `first` + c, masks aside.
@@ -71,126 +91,41 @@ std::uint64_t visible_positions(const AttentionArgs& args, int position, int fir
   return visible;
 }
 
-// How 16 consecutive codes of kBits bits, low bits first as in MLX's form, come out of the 2 * kBits bytes they fill:
-// lane i takes the two bytes that hold its code, shifted down.
-template <int kBits>
-struct CodePattern {
-  std::uint8_t bytes[4 * kLanes];
-  std::int32_t shifts[kLanes];
-
-  constexpr CodePattern() : bytes(), shifts() {
-    constexpr std::uint8_t kNone = 128;
-    for (int i = 0; i < kLanes; ++i) {
-      const int first = i * kBits / 8;
-      bytes[4 * i] = static_cast<std::uint8_t>(first);
-      bytes[4 * i + 1] = first + 1 < 2 * kBits ? static_cast<std::uint8_t>(first + 1) : kNone;
-      bytes[4 * i + 2] = bytes[4 * i + 3] = kNone;
-      shifts[i] = i * kBits % 8;
-    }
-  }
-};
-
-template <typename S, int kBits>
-[[gnu::always_inline]] inline typename S::F codes_at(const std::byte* bytes) {
-  static constexpr CodePattern<kBits> kPattern;
-  std::uint64_t low = 0;
-  std::uint64_t high = 0;
-  std::memcpy(&low, bytes, std::min(2 * kBits, 8));
-  if constexpr (2 * kBits > 8) std::memcpy(&high, bytes + 8, 2 * kBits - 8);
-  const typename S::I lanes = S::bytes_to_lanes(low, high, kPattern.bytes);
-  const typename S::I shifted = S::shift_right_lanes(lanes, S::int_load(kPattern.shifts));
-  return S::to_float(S::int_and(shifted, S::int_set((1 << kBits) - 1)));
-}
-
-template <typename S, int kBits>
-void unpack_codes(const KvRows& rows, const std::byte* codes, std::ptrdiff_t scale_at, float* out) {
-  const std::ptrdiff_t at = scale_at * static_cast<std::ptrdiff_t>(element_bytes(rows.element));
-  const auto* scales = static_cast<const std::byte*>(rows.scales) + at;
-  const auto* biases = static_cast<const std::byte*>(rows.biases) + at;
-  for (std::size_t g = 0; g < static_cast<std::size_t>(rows.dim / rows.group_size); ++g) {
-    const typename S::F scale = S::set(element_at(rows.element, scales, g));
-    const typename S::F bias = S::set(element_at(rows.element, biases, g));
-    for (int i = 0; i < rows.group_size; i += kLanes, codes += 2 * kBits, out += kLanes) {
-      S::store(out, S::fma(codes_at<S, kBits>(codes), scale, bias));
-    }
-  }
-}
-
-template <typename S>
-void unpack_row(const KvRows& rows, const std::byte* codes, std::ptrdiff_t scale_at, float* out) {
-  switch (rows.bits) {
-    case 2:
-      return unpack_codes<S, 2>(rows, codes, scale_at, out);
-    case 3:
-      return unpack_codes<S, 3>(rows, codes, scale_at, out);
-    case 4:
-      return unpack_codes<S, 4>(rows, codes, scale_at, out);
-    case 5:
-      return unpack_codes<S, 5>(rows, codes, scale_at, out);
-    case 6:
-      return unpack_codes<S, 6>(rows, codes, scale_at, out);
-    default:
-      return unpack_codes<S, 8>(rows, codes, scale_at, out);
-  }
-}
-
-// Row `row` of a head as float32: where it lies, or in `buffer` (dim floats, rounded up to lanes and filled with
-// zeros).
-template <typename S>
-const float* float_row(const KvRows& rows, int head, int row, float* buffer) {
-  const std::ptrdiff_t at = head * rows.head_stride + row * rows.row_stride;
-  if (rows.bits > 0) {
-    const std::ptrdiff_t scale_at = head * rows.scale_head_stride + row * rows.scale_row_stride;
-    const auto* words = static_cast<const std::uint32_t*>(rows.data) + at;
-    unpack_row<S>(rows, reinterpret_cast<const std::byte*>(words), scale_at, buffer);
-    return buffer;
-  }
-  if (rows.element == Element::kF32) return static_cast<const float*>(rows.data) + at;
-  const auto* halves = static_cast<const std::uint16_t*>(rows.data) + at;
-  const auto load = [&](const std::uint16_t* p) __attribute__((always_inline)) {
-    return rows.element == Element::kF16 ? S::load_f16(p) : S::load_bf16(p);
-  };
-  int i = 0;
-  for (; i + kLanes <= rows.dim; i += kLanes) S::store(buffer + i, load(halves + i));
-  if (i == rows.dim) return buffer;
-  std::uint16_t lanes[kLanes] = {};
-  std::memcpy(lanes, halves + i, static_cast<std::size_t>(rows.dim - i) * sizeof(std::uint16_t));
-  S::store(buffer + i, load(lanes));
-  return buffer;
-}
-
 // Asks for the rows of a block ahead of their use, a few lines of the cache at a time between other work: a processor
 // that is asked for many at once stands still. Rows that don't lie side by side are left out.
 class Ahead {
  public:
   Ahead(const AttentionArgs& args, const BlockRows& block, int head) {
-    if (block.stored == 0 || block.begin_row == kNoRow) return;
-    const int row = block.begin_row + std::countr_zero(block.stored);
-    const int n_rows = std::popcount(block.stored);
+    if (!block.is_run) return;
+    const int row = block.begin_row + block.begin();
+    const int n_rows = block.end() - block.begin();
     now_ = lines_of(args.keys, head, row, n_rows);
     then_ = lines_of(args.values, head, row, n_rows);
+    per_step_ = static_cast<int>(((now_.end - now_.at) + (then_.end - then_.at)) / (kLine * kSteps)) + 1;
   }
 
-  [[gnu::always_inline]] void ask(int n_lines) {
-    for (; n_lines > 0; --n_lines, now_.at += kLine) {
-      if (now_.at >= now_.end) {
-        now_ = then_;
-        then_ = {};
-        if (!now_.at) return;
-      }
-      __builtin_prefetch(now_.at, 0, 2);
-    }
+  // To be called in each step of a block's loops, some kSteps times.
+  [[gnu::always_inline]] void ask() {
+    if (now_.at) ask_lines();
   }
   void ask_rest() {
-    while (now_.at) ask(1);
+    while (now_.at) ask_lines();
   }
 
  private:
   static constexpr std::ptrdiff_t kLine = 64;
+  static constexpr int kSteps = 128;
   struct Lines {
     const std::byte* at = nullptr;
     const std::byte* end = nullptr;
   };
+
+  [[gnu::always_inline]] void ask_lines() {
+    for (int i = 0; i < per_step_; ++i, now_.at += kLine) __builtin_prefetch(now_.at, 0, 3);
+    if (now_.at < now_.end) return;
+    now_ = then_;
+    then_ = {};
+  }
 
   static Lines lines_of(const KvRows& rows, int head, int row, int n_rows) {
     const std::ptrdiff_t n_elements = rows.bits > 0 ? std::ptrdiff_t{rows.dim} * rows.bits / 32 : rows.dim;
@@ -203,28 +138,60 @@ class Ahead {
 
   Lines now_;
   Lines then_;
+  int per_step_ = 1;
 };
 
-// Lines that are asked for in each step of a block's inner loops: what a block of float32 rows needs, about.
-constexpr int kLinesPerStep = 2;
+// Keys or values of a block that vectors can be loaded from: where they lie, or copied as float32.
+struct BlockOperand {
+  Element element;
+  const std::byte* data;  // of position 0; only rows from begin to end may be read
+  std::ptrdiff_t stride;  // bytes
+  int begin;
+  int end;
+
+  const std::byte* row(int c) const { return data + c * stride; }
+};
+
+// copy: [64][dim rounded up to lanes]; zeros stand for rows that aren't there.
+template <typename S>
+BlockOperand copied_rows(const KvRows& kv, const BlockRows& rows, int head, float* copy) {
+  const int padded = padded_to_lanes(kv.dim);
+  for (int c = 0; c < kBlockPositions; ++c) {
+    float* out = copy + static_cast<std::ptrdiff_t>(c) * padded;
+    const float* row = rows.row(c) == kNoRow ? nullptr : float_row<S>(kv, head, rows.row(c), out);
+    if (!row) std::fill_n(out, padded, 0.0F);
+    if (!row || row == out) continue;
+    std::fill(std::copy_n(row, kv.dim, out), out + padded, 0.0F);
+  }
+  return {Element::kF32, reinterpret_cast<const std::byte*>(copy), std::ptrdiff_t{padded} * 4, 0, kBlockPositions};
+}
+
+template <typename S>
+BlockOperand rows_to_load(const KvRows& kv, const BlockRows& rows, int head, bool are_halves_read, float* copy) {
+  if (kv.bits != 0 || !rows.is_run || kv.dim % kLanes != 0 || (kv.element != Element::kF32 && !are_halves_read)) {
+    return copied_rows<S>(kv, rows, head, copy);
+  }
+  const auto size = static_cast<std::ptrdiff_t>(element_bytes(kv.element));
+  const auto* data = static_cast<const std::byte*>(kv.data);
+  return {kv.element, data + (head * kv.head_stride + rows.begin_row * kv.row_stride) * size, kv.row_stride * size,
+          rows.begin(), rows.end()};
+}
 
 // keys_t[d][c]: element d of the key at position c of the block; zeros where there is none.
 template <typename S>
-void transpose_keys(const AttentionArgs& args, const BlockRows& rows, int kv_head, Ahead& next, float* keys_t,
-                    float* buffer) {
-  const int dim = args.keys.dim;
+void transpose_keys(const KvRows& keys, const BlockRows& rows, int head, Ahead& next, float* keys_t, float* buffer) {
+  const int dim = keys.dim;
   const int padded = padded_to_lanes(dim);
   std::fill_n(buffer, padded, 0.0F);  // the row of a position that has none
   for (int c = 0; c < kBlockPositions; c += kLanes) {
     const float* row[kLanes];
     for (int i = 0; i < kLanes; ++i) {
-      row[i] = rows.row[c + i] == kNoRow ? buffer
-                                         : float_row<S>(args.keys, kv_head, rows.row[c + i],
-                                                        buffer + static_cast<std::ptrdiff_t>(i + 1) * padded);
+      float* copy = buffer + static_cast<std::ptrdiff_t>(i + 1) * padded;
+      row[i] = rows.row(c + i) == kNoRow ? buffer : float_row<S>(keys, head, rows.row(c + i), copy);
     }
     int d = 0;
     for (; d + kLanes <= dim; d += kLanes) {
-      next.ask(4 * kLinesPerStep);
+      next.ask();
       typename S::F tile[kLanes];
       for (int i = 0; i < kLanes; ++i) tile[i] = S::load(row[i] + d);
       S::transpose(tile);
@@ -235,31 +202,6 @@ void transpose_keys(const AttentionArgs& args, const BlockRows& rows, int kv_hea
       for (int i = 0; i < kLanes; ++i) keys_t[static_cast<std::ptrdiff_t>(d) * kBlockPositions + c + i] = row[i][d];
     }
   }
-}
-
-// The values of a block as float32 rows.
-struct ValueRows {
-  const float*
-      data;  // of position 0 of the block; only rows that are stored may be read, where it is the buffer itself
-  std::ptrdiff_t stride;
-};
-
-template <typename S>
-ValueRows value_rows(const AttentionArgs& args, const BlockRows& rows, int kv_head, float* copy) {
-  const KvRows& values = args.values;
-  if (values.bits == 0 && values.element == Element::kF32 && values.dim % kLanes == 0 && rows.begin_row != kNoRow) {
-    const auto* data = static_cast<const float*>(values.data) + kv_head * values.head_stride;
-    return {data + rows.begin_row * values.row_stride, values.row_stride};
-  }
-  const int padded = padded_to_lanes(values.dim);
-  for (int c = 0; c < kBlockPositions; ++c) {
-    float* out = copy + static_cast<std::ptrdiff_t>(c) * padded;
-    const float* row = rows.row[c] == kNoRow ? nullptr : float_row<S>(values, kv_head, rows.row[c], out);
-    if (!row) std::fill_n(out, padded, 0.0F);
-    if (!row || row == out) continue;
-    std::fill(std::copy_n(row, values.dim, out), out + padded, 0.0F);
-  }
-  return {copy, padded};
 }
 
 }  // namespace

@@ -10,22 +10,18 @@ namespace {
 // Lanes in halves: i + (i + 8), then 4, 2 and 1 apart.
 template <typename S>
 [[gnu::always_inline]] inline float sum_of_lanes(typename S::F a) {
-  float lanes[16];
-  S::store(lanes, a);
-  for (int step = 8; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) lanes[i] = lanes[i] + lanes[i + step];
-  }
-  return lanes[0];
+  a = S::add(a, S::template swapped<8>(a));
+  a = S::add(a, S::template swapped<4>(a));
+  a = S::add(a, S::template swapped<2>(a));
+  return S::first(S::add(a, S::template swapped<1>(a)));
 }
 
 template <typename S>
 [[gnu::always_inline]] inline float max_of_lanes(typename S::F a) {
-  float lanes[16];
-  S::store(lanes, a);
-  for (int step = 8; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) lanes[i] = lanes[i] > lanes[i + step] ? lanes[i] : lanes[i + step];
-  }
-  return lanes[0];
+  a = S::max(a, S::template swapped<8>(a));
+  a = S::max(a, S::template swapped<4>(a));
+  a = S::max(a, S::template swapped<2>(a));
+  return S::first(S::max(a, S::template swapped<1>(a)));
 }
 
 // e^x to about one unit in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and a polynomial of degree 6 for e^r

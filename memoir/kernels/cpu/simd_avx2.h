@@ -19,6 +19,7 @@ struct Avx2 {
 
   static constexpr int kRows = 3;        // 3 x kTiles sums of two registers each leave some of the 16
   static constexpr int kTiles = 2;       // multiplied side by side, so that their sums hide each other's latency
+  static constexpr int kFewRows = 1;     // rows of attention whose sums for 4 keys fit
   static constexpr int kFixedRows = 1;   // the same where weights are quantized: three sums of integers for each
   static constexpr int kFixedTiles = 1;  // output, and one of floats
 
@@ -120,8 +121,28 @@ struct Avx2 {
     return {_mm256_madd_epi16(sum.low, ones), _mm256_madd_epi16(sum.high, ones)};
   }
 
+  /// Lane i: that of i ^ kStep.
+  template <int kStep>
+  static F swapped(F a) {
+    if constexpr (kStep == 8) return {a.high, a.low};
+    if constexpr (kStep == 4)
+      return {_mm256_permute2f128_ps(a.low, a.low, 1), _mm256_permute2f128_ps(a.high, a.high, 1)};
+    constexpr int kOrder = kStep == 2 ? 0x4e : 0xb1;
+    return {_mm256_permute_ps(a.low, kOrder), _mm256_permute_ps(a.high, kOrder)};
+  }
+  static float first(F a) { return _mm256_cvtss_f32(a.low); }
+  /// Quarter q: the q-th vector's lanes added 8, then 4 apart.
+  static F quarter_sums(F a, F b, F c, F d) {
+    return {quarter_pair(_mm256_add_ps(a.low, a.high), _mm256_add_ps(b.low, b.high)),
+            quarter_pair(_mm256_add_ps(c.low, c.high), _mm256_add_ps(d.low, d.high))};
+  }
+  /// Lane 4 q + j: quarter q of the j-th vector, its lanes added 2, then 1 apart.
+  static F sums_of_quarters(F a, F b, F c, F d) {
+    return {half_of_quarters(a.low, b.low, c.low, d.low), half_of_quarters(a.high, b.high, c.high, d.high)};
+  }
+
   /// rows[i] lane j <-> rows[j] lane i.
-  static void transpose(F (&rows)[16]) {
+  [[gnu::always_inline]] static void transpose(F (&rows)[16]) {
     __m256 quarter[4][8];  // top left, top right, bottom left, bottom right
     for (int i = 0; i < 8; ++i) {
       quarter[0][i] = rows[i].low;
@@ -137,6 +158,14 @@ struct Avx2 {
   }
 
  private:
+  static __m256 quarter_pair(__m256 a, __m256 b) {
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  }
+  static __m256 half_of_quarters(__m256 a, __m256 b, __m256 c, __m256 d) {
+    const __m256 ab = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+    const __m256 cd = _mm256_add_ps(_mm256_shuffle_ps(c, d, 0x44), _mm256_shuffle_ps(c, d, 0xee));
+    return _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd));
+  }
   static void int_store(std::int32_t* p, I a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.low);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), a.high);

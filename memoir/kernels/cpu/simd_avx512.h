@@ -15,6 +15,7 @@ struct Avx512 {
 
   static constexpr int kRows = 6;        // 6 x kTiles sums fit the 32 registers
   static constexpr int kTiles = 4;       // multiplied side by side, so that their sums hide each other's latency
+  static constexpr int kFewRows = 4;     // rows of attention whose sums for 4 keys fit
   static constexpr int kFixedRows = 3;   // the same where weights are quantized: three sums of integers for each
   static constexpr int kFixedTiles = 2;  // output, and one of floats
 
@@ -98,8 +99,28 @@ struct Avx512 {
     return kBits <= 4 ? _mm512_madd_epi16(sum, _mm512_set1_epi16(1)) : sum;
   }
 
+  /// Lane i: that of i ^ kStep.
+  template <int kStep>
+  static F swapped(F a) {
+    if constexpr (kStep >= 4) return _mm512_shuffle_f32x4(a, a, kStep == 8 ? 0x4e : 0xb1);
+    return _mm512_permute_ps(a, kStep == 2 ? 0x4e : 0xb1);
+  }
+  static float first(F a) { return _mm512_cvtss_f32(a); }
+  /// Quarter q: the q-th vector's lanes added 8, then 4 apart.
+  static F quarter_sums(F a, F b, F c, F d) {
+    const F ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const F cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  }
+  /// Lane 4 q + j: quarter q of the j-th vector, its lanes added 2, then 1 apart.
+  static F sums_of_quarters(F a, F b, F c, F d) {
+    const F ab = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    const F cd = _mm512_add_ps(_mm512_shuffle_ps(c, d, 0x44), _mm512_shuffle_ps(c, d, 0xee));
+    return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
+  }
+
   /// rows[i] lane j <-> rows[j] lane i.
-  static void transpose(F (&rows)[16]) {
+  [[gnu::always_inline]] static void transpose(F (&rows)[16]) {
     F t[16];
     for (int i = 0; i < 16; i += 4) {
       const __m512d ab_low = _mm512_castps_pd(_mm512_unpacklo_ps(rows[i], rows[i + 1]));

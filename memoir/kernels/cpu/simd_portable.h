@@ -23,6 +23,7 @@ struct Portable {
 
   static constexpr int kRows = 2;       // multiplied at once,
   static constexpr int kTiles = 4;      // with as many tiles side by side
+  static constexpr int kFewRows = 1;    // rows of attention at once, where they are few
   static constexpr int kFixedRows = 1;  // and where weights are quantized
   static constexpr int kFixedTiles = 1;
 
@@ -144,6 +145,29 @@ struct Portable {
   template <int kBits>
   static I dot_sum(Dot sum) {
     return sum;
+  }
+
+  /// Lane i: that of i ^ kStep.
+  template <int kStep>
+  static F swapped(F a) {
+    return each([&](int i) { return a.lane[i ^ kStep]; });
+  }
+  static float first(F a) { return a.lane[0]; }
+  /// Quarter q: the q-th vector's lanes added 8, then 4 apart.
+  static F quarter_sums(F a, F b, F c, F d) {
+    const F* vectors[4] = {&a, &b, &c, &d};
+    return each([&](int i) {
+      const float* lane = vectors[i / 4]->lane + i % 4;
+      return (lane[0] + lane[8]) + (lane[4] + lane[12]);
+    });
+  }
+  /// Lane 4 q + j: quarter q of the j-th vector, its lanes added 2, then 1 apart.
+  static F sums_of_quarters(F a, F b, F c, F d) {
+    const F* vectors[4] = {&a, &b, &c, &d};
+    return each([&](int i) {
+      const float* lane = vectors[i % 4]->lane + i / 4 * 4;
+      return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+    });
   }
 
   /// rows[i] lane j <-> rows[j] lane i.
