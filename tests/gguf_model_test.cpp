@@ -261,8 +261,9 @@ struct Loaded {
   std::vector<std::string> notes;
 };
 
-Loaded load_gguf(GgufFile file) {
-  const model::ModelConfig config = model::config_from_gguf(file);
+Loaded load_gguf(GgufFile opened) {
+  auto file = std::make_shared<const GgufFile>(std::move(opened));
+  const model::ModelConfig config = model::config_from_gguf(*file);
   const auto weights = model::open_gguf_weights(std::move(file), config);
   return {model::make_model(config, *weights), weights->notes()};
 }

@@ -135,8 +135,8 @@ inline mx::array logits_of(const model::Model& model) {
 }
 
 inline std::unique_ptr<model::Model> load_gguf(const fs::path& path) {
-  GgufFile file = GgufFile::open(path);
-  const model::ModelConfig config = model::config_from_gguf(file, model::check_supported);
+  auto file = std::make_shared<const GgufFile>(GgufFile::open(path));
+  const model::ModelConfig config = model::config_from_gguf(*file, model::check_supported);
   return model::make_model(config, *model::open_gguf_weights(std::move(file), config));
 }
 

@@ -139,11 +139,12 @@ class Weights {
 /// tensor in two shards, a quantization given for a module that there is not.
 std::unique_ptr<Weights> open_safetensors_weights(const std::filesystem::path& directory, const ModelConfig& config);
 
-/// The tensors of a GGUF file, and config as config_from_gguf read it. Consumes the file.
+/// The tensors of a GGUF file, and config as config_from_gguf read it. Reads the file while there are
+/// tensors to read, which no other thread may do then.
 /// For the architecture llama, llama.cpp's converter interleaves the rows of each query and key head for its rotary
 /// kernel; they are put back in Hugging Face's order, so that one model serves both files. A linear RoPE factor, which
 /// llama.cpp applies along with rope_freqs.weight, is multiplied into that tensor. A tensor under another name than
 /// llama.cpp's counts as one that the model does not have. Throws nothing of its own.
-std::unique_ptr<Weights> open_gguf_weights(GgufFile file, const ModelConfig& config);
+std::unique_ptr<Weights> open_gguf_weights(std::shared_ptr<const GgufFile> file, const ModelConfig& config);
 
 }  // namespace memoir::model

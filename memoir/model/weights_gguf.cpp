@@ -62,14 +62,14 @@ constexpr std::size_t kPieceBlocks = std::size_t{1} << 14;
 
 class GgufWeights : public Weights {
  public:
-  GgufWeights(GgufFile file, const ModelConfig& config)
-      : Weights(file.path()),
+  GgufWeights(std::shared_ptr<const GgufFile> file, const ModelConfig& config)
+      : Weights(file->path()),
         file_(std::move(file)),
         is_interleaved_(config.model_type == "llama" || config.model_type == "granitemoehybrid"),
         n_heads_(config.n_heads),
         n_kv_heads_(config.n_kv_heads),
         linear_factor_(config.rope.type == "linear" ? static_cast<float>(config.rope.factor) : 1) {
-    for (const GgufTensor& tensor : file_.tensors()) {
+    for (const GgufTensor& tensor : file_->tensors()) {
       const std::optional<std::string> name = name_of_gguf_tensor(tensor.name, config);
       if (!name) {
         offer_unknown(tensor.name);
@@ -160,7 +160,7 @@ class GgufWeights : public Weights {
 
   std::vector<std::byte> read_blocks(const GgufTensor& tensor) const {
     std::vector<std::byte> bytes(tensor.size_bytes);
-    file_.read(tensor, bytes);
+    file_->read(tensor, bytes);
     return bytes;
   }
 
@@ -203,7 +203,7 @@ class GgufWeights : public Weights {
     for (std::size_t begin = 0; begin < n_blocks; begin += kPieceBlocks) {
       const std::size_t n = std::min(kPieceBlocks, n_blocks - begin);
       piece_.resize(n * block_bytes);
-      file_.read_part(tensor, begin * block_bytes, piece_);
+      file_->read_part(tensor, begin * block_bytes, piece_);
       const AffineRows part{out.words.subspan(begin * n_words, n * n_words), out.scales.subspan(begin, n),
                             out.biases.subspan(begin, n)};
       if (!unpack_affine(tensor.type, piece_, part)) return std::nullopt;
@@ -218,7 +218,7 @@ class GgufWeights : public Weights {
 
   mx::array read_dense(const GgufTensor& tensor) {
     if (const std::optional<mx::Dtype> dtype = dense_dtype(tensor.type)) {
-      return filled_array(array_shape(tensor), *dtype, [&](std::span<std::byte> out) { file_.read(tensor, out); });
+      return filled_array(array_shape(tensor), *dtype, [&](std::span<std::byte> out) { file_->read(tensor, out); });
     }
     if (!can_dequantize(tensor.type)) {
       throw UnsupportedError(path_, tensor.name, "type " + gguf_type_name(tensor.type) + " can't be read as weights");
@@ -253,7 +253,7 @@ class GgufWeights : public Weights {
     }
   }
 
-  GgufFile file_;
+  std::shared_ptr<const GgufFile> file_;
   bool is_interleaved_;
   int n_heads_;
   int n_kv_heads_;
@@ -265,7 +265,7 @@ class GgufWeights : public Weights {
 
 }  // namespace
 
-std::unique_ptr<Weights> open_gguf_weights(GgufFile file, const ModelConfig& config) {
+std::unique_ptr<Weights> open_gguf_weights(std::shared_ptr<const GgufFile> file, const ModelConfig& config) {
   return std::make_unique<GgufWeights>(std::move(file), config);
 }
 
