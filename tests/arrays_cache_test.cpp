@@ -226,6 +226,39 @@ TEST(ArraysCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
   EXPECT_TRUE(is_equal(cache.slot(0), mx::ones({2, 3})));
 }
 
+// Slots, left padding and lengths are of one batch, so that a sequence named to filter() or extract() is in all of
+// them.
+TEST(ArraysCache, SlotsAndPaddingAreOfOneBatch) {
+  ArraysCache cache(2);
+  cache.set_slot(0, mx::ones({3, 2}));
+  expect_refused([&] { cache.set_slot(1, mx::ones({2, 2})); }, "expected the 3 sequences");
+  expect_refused([&] { cache.pad_left({1, 0}); }, "2 paddings for 3 sequences");
+  cache.set_slot(0, mx::ones({2, 2}));  // the only one there
+  ArraysCache padded(1, {1, 0});
+  expect_refused([&] { padded.set_slot(0, mx::ones({3, 2})); }, "expected the 2 sequences");
+  expect_refused([&] { padded.set_offsets({1, 0}); }, "more tokens than the 0 columns");
+  EXPECT_FALSE(cache.slot(1).has_value());
+  EXPECT_FALSE(padded.slot(0).has_value());
+}
+
+TEST(ArraysCache, ExtendedByItselfHasEachSequenceTwice) {
+  ArraysCache cache(1, {1, 0});
+  cache.set_slot(0, mx::array({1.0F, 2.0F}, {2, 1}));
+  cache.prepare({5, 3});
+  cache.extend(cache);
+  EXPECT_TRUE(is_equal(cache.slot(0), mx::array({1.0F, 2.0F, 1.0F, 2.0F}, {4, 1})));
+  EXPECT_EQ(cache.left_padding(), (std::vector<int>{1, 0, 1, 0}));
+  EXPECT_EQ(cache.lengths(), (std::vector<int>{5, 3, 5, 3}));
+}
+
+TEST(ArraysCache, TakesASnapshotThatWasReadFromElsewhere) {
+  ArraysCache cache(1, {2});
+  const StateSnapshot snapshot("ArraysCache", 0, 3, {mx::ones({1, 2})});
+  EXPECT_TRUE(cache.restore(&snapshot, 3));
+  EXPECT_EQ(cache.offset(), 3);
+  EXPECT_TRUE(cache.left_padding().empty());
+}
+
 class OnCpu : public testing::Environment {
  public:
   void SetUp() override { mx::set_default_device(mx::Device::cpu); }

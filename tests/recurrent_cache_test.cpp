@@ -306,6 +306,8 @@ TEST(RecurrentCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
   EXPECT_EQ(cache.trim(3), 0);
   expect_refused([&] { cache.set_state(cache.state(), {}); }, "the offset");
   expect_refused([&] { cache.set_state(cache.state(), {"5x"}); }, "the offset");
+  expect_refused([&] { cache.set_state(cache.state(), {"1073741825"}); }, "from 0 to 2^30");
+  expect_refused([&] { cache.put(next, (1 << 30) - 4); }, "would pass 2^30");
   expect_refused([&] { cache.set_state({*next.tail}, {"5"}); }, "1 arrays at offset 5");
   expect_refused([&] { cache.set_state(cache.state(), {"0"}); }, "at offset 0");
   ArraysCache arrays(2);
@@ -317,6 +319,42 @@ TEST(RecurrentCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
   RecurrentCache narrow({.tail_tokens = 3, .tail_channels = 2, .state = {2, 3, 5}});
   expect_refused([&] { narrow.restore(cache.snapshot(0).get(), 5); }, "other shapes");
   expect_holds(cache, tokens);
+}
+
+// A padding of other sequences than the states' would be read out of its bounds.
+TEST(RecurrentCache, StatesAndPaddingAreOfOneBatch) {
+  RecurrentCache cache(kShape);
+  cache.pad_left({3});
+  expect_refused([&] { cache.put(states_after(range(1, 3), 2), 2); }, "expected 1, as the padding has");
+  RecurrentCache got(kShape);
+  got.get(2, mx::float32);
+  got.pad_left({3});
+  EXPECT_EQ(got.batch_size(), 1);
+  expect_refused([&] { got.filter({1}); }, "sequence 1 of 1");
+  EXPECT_TRUE(is_equal(got.get(1, mx::float32).tail, mx::zeros({1, 3, 4})));
+  EXPECT_EQ(got.padding().left(), std::vector<int>{3});
+  RecurrentCache captured(kShape);
+  captured.capture_at({1});
+  expect_refused([&] { captured.put(states_after(range(1, 3), 2), 2, {states_after(range(1, 2), 1)}); },
+                 "of another batch");
+}
+
+TEST(RecurrentCache, ExtendedByItselfHasEachSequenceTwice) {
+  RecurrentCache cache(kShape);
+  cache.pad_left({1, 0});
+  cache.put(states_after(range(1, 4), 2), 3);
+  cache.extend(cache);
+  EXPECT_EQ(cache.batch_size(), 4);
+  EXPECT_EQ(cache.padding().offsets(), (std::vector<int>{2, 3, 2, 3}));
+}
+
+// Padding in a transaction could not be taken back with it.
+TEST(RecurrentCache, RefusesPaddingInATransaction) {
+  RecurrentCache cache(kShape);
+  cache.begin(2);
+  expect_refused([&] { cache.pad_left({1}); }, "a transaction is open");
+  expect_refused([&] { cache.prepare({1}); }, "a transaction is open");
+  EXPECT_TRUE(cache.padding().is_even());
 }
 
 class OnCpu : public testing::Environment {

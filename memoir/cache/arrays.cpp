@@ -71,9 +71,21 @@ const std::optional<mx::array>& ArraysCache::slot(int index) const {
   return slots_[checked(index, "slot")];
 }
 
+int ArraysCache::n_sequences_but_of(std::size_t index) const {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (i != index && slots_[i]) return slots_[i]->shape(0);
+  }
+  return padding_.n_sequences();
+}
+
 void ArraysCache::set_slot(int index, const mx::array& a) {
   const std::size_t at = checked(index, "set_slot");
   if (a.ndim() < 1 || a.shape(0) < 1) refuse("set_slot", "a has shape " + shape_text(a) + ", expected (B,...)");
+  const int n_others = n_sequences_but_of(at);
+  if (n_others != 0 && n_others != a.shape(0)) {
+    refuse("set_slot", "a has shape " + shape_text(a) + ", expected the " + std::to_string(n_others) +
+                           " sequences of the other slots and the padding");
+  }
   slots_[at] = compact(a);
 }
 
@@ -94,12 +106,20 @@ int ArraysCache::batch_size() const {
 
 void ArraysCache::pad_left(std::vector<int> left_padding) {
   if (!is_empty()) refuse("pad_left", "the cache has taken in tokens, expected an empty one");
-  padding_ = Padding(std::move(left_padding));
+  Padding padding(std::move(left_padding));
+  if (has_slots() && padding.n_sequences() != 0 && padding.n_sequences() != batch_size()) {
+    refuse("pad_left",
+           std::to_string(padding.n_sequences()) + " paddings for " + std::to_string(batch_size()) + " sequences");
+  }
+  padding_ = std::move(padding);
+}
+
+bool ArraysCache::has_slots() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot.has_value(); });
 }
 
 void ArraysCache::prepare(std::vector<int> lengths) {
-  const bool has_batch = padding_.n_sequences() > 0 ||
-                         std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot.has_value(); });
+  const bool has_batch = padding_.n_sequences() > 0 || has_slots();
   padding_.prepare(std::move(lengths), has_batch ? batch_size() : 0);
 }
 
@@ -107,6 +127,9 @@ void ArraysCache::set_offsets(const std::vector<int>& offsets) {
   if (static_cast<int>(offsets.size()) != batch_size()) {
     refuse("set_offsets",
            std::to_string(offsets.size()) + " offsets for " + std::to_string(batch_size()) + " sequences");
+  }
+  if (*std::max_element(offsets.begin(), offsets.end()) > offset_) {
+    refuse("set_offsets", "a sequence has more tokens than the " + std::to_string(offset_) + " columns");
   }
   padding_.set(left_padding(), lengths(), offsets);
 }
@@ -173,8 +196,7 @@ std::unique_ptr<ArraysCache> ArraysCache::extract(int sequence) const {
 }
 
 std::vector<mx::array> ArraysCache::state() const {
-  const bool is_set = std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot.has_value(); });
-  if (!is_set && offset_ == 0 && padding_.is_even()) return {};
+  if (!has_slots() && offset_ == 0 && padding_.is_even()) return {};
   std::vector<mx::array> result;
   for (const auto& slot : slots_) result.push_back(slot ? *slot : none());
   result.push_back(as_array(left_padding()));
@@ -207,9 +229,6 @@ void ArraysCache::set_state(const std::vector<mx::array>& state, const std::vect
     other->padding_.set(as_numbers(state[slots_.size()], "left_padding"), as_numbers(state.back(), "lengths"), {});
   }
   const int n = other->batch_size();
-  for (const auto& slot : other->slots_) {
-    if (slot && slot->shape(0) != n) refuse("set_state", "the slots are of different batches");
-  }
   if (other->padding_.n_sequences() != 0 && other->padding_.n_sequences() != n) {
     refuse("set_state", "padding or lengths are not of the slots' batch");
   }
@@ -263,7 +282,12 @@ bool ArraysCache::restore(const Snapshot* snapshot, int target) {
   }
   if (target != states.to()) return false;
   slots_ = states.arrays();
-  padding_.set(states.numbers()[0], states.numbers()[1], states.numbers()[2]);
+  const std::vector<std::vector<int>>& numbers = states.numbers();
+  if (numbers.size() == 3) {
+    padding_.set(numbers[0], numbers[1], numbers[2]);
+  } else {
+    padding_ = {};  // of slots that were read from elsewhere: sequences without padding
+  }
   offset_ = target;
   return true;
 }

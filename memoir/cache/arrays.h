@@ -34,7 +34,8 @@ class ArraysCache : public LayerCache {
   const std::optional<mlx::core::array>& slot(int index) const;
 
   /// a: [B, ...]. Lazy; what is part of a larger buffer is copied.
-  /// Throws std::invalid_argument if there is no such slot, or a has no axes or no sequences.
+  /// Throws std::invalid_argument if there is no such slot, or a has no axes, no sequences, or not those of the other
+  /// slots and the padding.
   void set_slot(int index, const mlx::core::array& a);
 
   /// n_tokens >= 1 columns have been taken in.
@@ -47,7 +48,8 @@ class ArraysCache : public LayerCache {
   const std::vector<int>& left_padding() const { return padding_.left(); }  // empty: none
   const std::vector<int>& lengths() const { return padding_.lengths(); }    // empty: all tokens are real
 
-  /// As the constructor's padding. Throws std::invalid_argument unless the cache is empty, or if one is negative.
+  /// As the constructor's padding. Throws std::invalid_argument unless the cache is empty, if one is negative, or their
+  /// number is not that of the slots' sequences.
   void pad_left(std::vector<int> left_padding);
 
   /// Before a right-padded batch is fed: the real tokens of each sequence. After it: forgets padding and lengths.
@@ -56,7 +58,7 @@ class ArraysCache : public LayerCache {
   void finalize() { padding_.finalize(); }
 
   /// How many real tokens each sequence has taken in, where a file doesn't tell.
-  /// Throws std::invalid_argument if they are not the batch's, or negative.
+  /// Throws std::invalid_argument if they are not the batch's, negative, or above offset().
   void set_offsets(const std::vector<int>& offsets);
 
   /// Which of the next n_tokens columns are real: bool [B, n_tokens], none if all are. And the same as spans, for the
@@ -115,6 +117,11 @@ class ArraysCache : public LayerCache {
   };
 
   std::size_t checked(int index, const char* function) const;
+
+  bool has_slots() const;
+
+  // Of the slots but this one, else of the padding; 0 where nothing tells.
+  int n_sequences_but_of(std::size_t index) const;
   void go_back_to_begin();
 
   StateArrays slots_;

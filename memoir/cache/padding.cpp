@@ -91,7 +91,8 @@ int Padding::filter(const std::vector<int>& sequences, int columns) {
   return *std::max_element(offsets_.begin(), offsets_.end());
 }
 
-void Padding::extend(const Padding& other, int n, int columns, int n_other, int other_columns) {
+void Padding::extend(const Padding& more, int n, int columns, int n_other, int other_columns) {
+  const Padding other = more;  // which may be this one
   left_ = joined(std::move(left_), n, 0, other.left_, n_other, 0);
   lengths_ = joined(std::move(lengths_), n, kAllReal, other.lengths_, n_other, kAllReal);
   offsets_ = joined(std::move(offsets_), n, columns, other.offsets_, n_other, other_columns);

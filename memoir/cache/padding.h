@@ -55,7 +55,7 @@ class Padding {
   int filter(const std::vector<int>& sequences, int columns);
 
   /// Puts n_other sequences of a cache at other_columns behind the n of one at `columns`.
-  void extend(const Padding& other, int n, int columns, int n_other, int other_columns);
+  void extend(const Padding& more, int n, int columns, int n_other, int other_columns);
 
   /// What is known beside a file's left padding and lengths. Throws std::invalid_argument if their number differs.
   void set(std::vector<int> left, std::vector<int> lengths, std::vector<int> offsets);

@@ -20,6 +20,8 @@ namespace {
 using kernels::dtype_text;
 using kernels::shape_text;
 
+constexpr int kMaxOffset = 1 << 30;
+
 [[noreturn]] void refuse(const char* function, const std::string& what) {
   throw std::invalid_argument(std::string("[cache.") + function + "] " + what);
 }
@@ -121,14 +123,23 @@ StateArrays RecurrentCache::checked(const RecurrentState& states, const char* fu
 
 void RecurrentCache::put(const RecurrentState& after, int n_tokens, const std::vector<RecurrentState>& captured) {
   if (n_tokens < 1) refuse("put", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 1");
+  if (n_tokens > kMaxOffset - offset_) refuse("put", "the offset would pass 2^30");
   check_room("put", n_tokens);
   const std::vector<int> steps = capture_steps(n_tokens);
   if (captured.size() != steps.size()) {
     refuse("put", std::to_string(captured.size()) + " captured states for " + std::to_string(steps.size()) + " steps");
   }
   StateArrays arrays = checked(after, "put");
+  const int n_sequences = batch_of(arrays);
+  if (padding_.n_sequences() != 0 && padding_.n_sequences() != n_sequences) {
+    refuse("put", "states of " + std::to_string(n_sequences) + " sequences, expected " +
+                      std::to_string(padding_.n_sequences()) + ", as the padding has");
+  }
   std::vector<StateArrays> inside;
-  for (const RecurrentState& states : captured) inside.push_back(checked(states, "put"));
+  for (const RecurrentState& states : captured) {
+    inside.push_back(checked(states, "put"));
+    if (batch_of(inside.back()) != n_sequences) refuse("put", "captured states of another batch");
+  }
   if (arrays[0]) arrays[0] = compact(*arrays[0]);
   for (std::size_t i = 0; i < steps.size(); ++i) capture(offset_ + steps[i], inside[i]);
   if (transaction_) {
@@ -147,12 +158,21 @@ int RecurrentCache::batch_size() const {
 }
 
 void RecurrentCache::pad_left(std::vector<int> left_padding) {
+  check_no_transaction("pad_left");
   if (!is_empty()) refuse("pad_left", "the cache has taken in tokens, expected an empty one");
   padding_ = Padding(std::move(left_padding));
+  drop_other_batch();
 }
 
 void RecurrentCache::prepare(std::vector<int> lengths) {
+  check_no_transaction("prepare");
   padding_.prepare(std::move(lengths), is_empty() ? padding_.n_sequences() : batch_size());
+  drop_other_batch();
+}
+
+// At offset 0 the states are zeros, which get() makes again for the sequences that the padding tells of.
+void RecurrentCache::drop_other_batch() {
+  if (padding_.n_sequences() != 0 && batch_of(arrays_) != padding_.n_sequences()) arrays_.clear();
 }
 
 void RecurrentCache::filter(const std::vector<int>& sequences) {
@@ -256,7 +276,7 @@ void RecurrentCache::set_state(const std::vector<mx::array>& state, const std::v
     if (error != std::errc() || stop != end) offset = -1;
   }
   check_no_transaction("set_state");
-  if (offset < 0) refuse("set_state", "expected one number, the offset, at least 0");
+  if (offset < 0 || offset > kMaxOffset) refuse("set_state", "expected one number, the offset, from 0 to 2^30");
   StateArrays arrays(2);
   std::size_t i = 0;
   if (shape_.tail_tokens > 0 && i < state.size()) arrays[0] = state[i++];

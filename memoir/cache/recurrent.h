@@ -54,8 +54,8 @@ class RecurrentCache final : public LayerCache {
 
   /// The states after n_tokens more columns. The tail is copied where it is part of a larger
   /// buffer. captured: the states after each of capture_steps(n_tokens), in order.
-  /// Throws std::invalid_argument, the cache unchanged, if shapes, types or the number of captured states don't fit, or
-  /// n_tokens < 1.
+  /// Throws std::invalid_argument, the cache unchanged, if shapes, types, the batch or the number of captured states
+  /// don't fit, n_tokens < 1, or the offset would pass 2^30.
   void put(const RecurrentState& after, int n_tokens, const std::vector<RecurrentState>& captured = {});
 
   // ---- A batch
@@ -64,12 +64,13 @@ class RecurrentCache final : public LayerCache {
   int batch_size() const;
   const Padding& padding() const { return padding_; }
 
-  /// Columns before each sequence's first token. Throws std::invalid_argument unless the cache is empty, or if one is
-  /// negative.
+  /// Columns before each sequence's first token. Throws std::invalid_argument unless the cache is empty, if one is
+  /// negative, or a transaction is open.
   void pad_left(std::vector<int> left_padding);
 
   /// Before a right-padded batch is fed: of the columns to come those below lengths[b] are real. After it: forgets
-  /// padding and lengths. Throws std::invalid_argument if a length is negative or their number is not the batch's.
+  /// padding and lengths. Throws std::invalid_argument if a length is negative, their number is not the batch's, or a
+  /// transaction is open.
   void prepare(std::vector<int> lengths);
   void finalize() { padding_.finalize(); }
 
@@ -148,6 +149,7 @@ class RecurrentCache final : public LayerCache {
 
   StateArrays checked(const RecurrentState& states, const char* function) const;
   bool fits(const StateArrays& arrays) const;
+  void drop_other_batch();
   void capture(int offset, const StateArrays& arrays);
   void go_back_to(int target);
 
