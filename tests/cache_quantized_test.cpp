@@ -40,6 +40,13 @@ TEST(QuantizedKVCache, TrimsLikeADenseOne) {
   EXPECT_EQ(cache.trim(4), 3);
 }
 
+// At the border of a chunk there may be an offset and no rows.
+TEST(QuantizedChunkedKVCache, KeepsTheOffsetOfADenseOneWithoutRows) {
+  KVCache dense({.chunk = 32});
+  dense.set_state({}, {"32", "96"});
+  EXPECT_EQ(dense.to_quantized({8, 32})->offset(), 96);
+}
+
 // mlx-lm's first update fails for 3, 5 and 6 bits at these widths; ours takes each of them from empty.
 TEST(QuantizedKVCache, TakesEveryNumberOfBitsFromEmpty) {
   for (const int bits : {2, 3, 4, 5, 6, 8}) {

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
 
+#include <limits>
 #include <map>
+#include <optional>
 #include <random>
 #include <vector>
 
+#include "memoir/cache/kv_snapshot.h"
 #include "tests/cache_rows.h"
 #include "tests/held_allocations.h"
 
@@ -230,7 +233,48 @@ TEST(KVCache, RefusesRowsThatDoNotFit) {
   refuses(mx::zeros({2, kHeads, 1, kWidth}), mx::zeros({2, kHeads, 1, kWidth}));
   refuses(mx::zeros({1, 2, 1, kWidth}), mx::zeros({1, 2, 1, kWidth}));
   refuses(mx::zeros({kHeads, 1, kWidth}), mx::zeros({kHeads, 1, kWidth}));
+  refuses(mx::zeros({0, kHeads, 1, kWidth}), mx::zeros({0, kHeads, 1, kWidth}));
   refuses(mx::zeros({1, kHeads, 0, kWidth}), mx::zeros({1, kHeads, 0, kWidth}));
+}
+
+TEST(KVCache, AnEmptyOneRefusesRowsOfNoSequencesOrHeads) {
+  for (const auto& quantization : {std::optional<KVQuantization>(), std::optional(KVQuantization{8, 32})}) {
+    KVCache cache({.quantization = quantization});
+    for (const mx::Shape& shape : {mx::Shape{0, 2, 1, 32}, mx::Shape{1, 0, 1, 32}}) {
+      EXPECT_THROW(cache.update(mx::zeros(shape), mx::zeros(shape)), std::invalid_argument);
+    }
+    EXPECT_TRUE(cache.is_empty());
+  }
+}
+
+TEST(KVCache, PlansNoUpdateThatItWouldRefuse) {
+  KVCache cache;
+  EXPECT_TRUE(cache.plan_update(1, {1, 2, 8, 0, mx::float32}));
+  EXPECT_FALSE(cache.plan_update(1, {1, 2, 8, 8, mx::int32}));
+  EXPECT_FALSE(cache.plan_update(1, {0, 2, 8, 8, mx::float32}));
+  EXPECT_FALSE(cache.plan_update(1, {1, 0, 8, 8, mx::float32}));
+  EXPECT_FALSE(cache.plan_update(1, {1, 2, -8, 8, mx::float32}));
+}
+
+TEST(KVCache, RestoreOfAChainRefusesNullsAndRoomBeyondAnyOffset) {
+  KVCache source;
+  feed(source, 5);
+  const auto snapshot = source.snapshot(0);
+  const auto* const rows = dynamic_cast<const KVSnapshot*>(snapshot.get());
+  KVCache cache;
+  EXPECT_THROW(cache.restore_chain({nullptr}, 4, 4), std::invalid_argument);
+  EXPECT_THROW(cache.restore_chain({rows}, 5, std::numeric_limits<int>::max()), std::invalid_argument);
+  EXPECT_TRUE(cache.is_empty());
+  EXPECT_TRUE(cache.restore_chain({rows}, 5, -1));
+  EXPECT_EQ(contents(cache.view()), range(0, 5));
+}
+
+TEST(KVCache, ANegativeKeepIsRefusedBesideAMaxSize) {
+  for (const int keep : {-1, std::numeric_limits<int>::min()}) {
+    EXPECT_THROW(make_kv_cache(std::nullopt, std::nullopt, {.max_size = std::numeric_limits<int>::max(), .keep = keep}),
+                 std::invalid_argument);
+    EXPECT_THROW(make_kv_cache(4, std::nullopt, {.max_size = 8, .keep = keep}), std::invalid_argument);
+  }
 }
 
 TEST(KVCache, NamesWhatItExpected) {

@@ -77,6 +77,7 @@ std::unique_ptr<KVCache> make_kv_cache(std::optional<int> window, std::optional<
       refuse("make_kv_cache", "max_size is " + std::to_string(max_size) + ", expected at least " +
                                   std::to_string(chunk.value_or(1)) + (chunk ? ", the layer's chunk" : ""));
     }
+    if (options.keep < 0) refuse("make_kv_cache", "keep is " + std::to_string(options.keep) + ", expected at least 0");
     if (window) {
       kv.window = std::min(*window, max_size);
     } else if (!chunk) {
@@ -140,9 +141,10 @@ std::unique_ptr<LayerCache> KVCache::copy() const {
 
 void KVCache::check_rows(const mx::array& keys, const mx::array& values) const {
   if (keys.ndim() != 4 || values.ndim() != 4 ||
-      !std::equal(keys.shape().begin(), keys.shape().begin() + 3, values.shape().begin())) {
+      !std::equal(keys.shape().begin(), keys.shape().begin() + 3, values.shape().begin()) || keys.shape(0) < 1 ||
+      keys.shape(1) < 1) {
     refuse("update", "keys has shape " + shape_text(keys) + ", values " + shape_text(values) +
-                         ", expected (B,H,T,Dk) and (B,H,T,Dv)");
+                         ", expected (B,H,T,Dk) and (B,H,T,Dv), B and H at least 1");
   }
   const auto check = [this](const char* name, const mx::array& rows, const std::optional<KvBuffer>& buffer) {
     const std::string what = std::string(name) + " has shape " + shape_text(rows) + " " + dtype_text(rows.dtype());
@@ -171,7 +173,8 @@ void KVCache::check_encoded(const KvBuffer& keys, const KvBuffer& values) const 
   if (!format_.quantization) refuse("update_quantized", "a " + std::string(kind()) + " keeps dense rows");
   kernels::check_history("cache.update_quantized", {keys, values, {}});
   const auto check = [this](const char* name, const KvBuffer& rows, const std::optional<KvBuffer>& buffer) {
-    const bool is_ours = is_in_format(rows) && kernels::is_float(rows.dtype());
+    const bool is_some = rows.data.shape(0) > 0 && rows.data.shape(1) > 0;
+    const bool is_ours = is_some && is_in_format(rows) && kernels::is_float(rows.dtype());
     if (!is_ours || (buffer && !fits(rows, *buffer))) {
       refuse("update_quantized", std::string(name) + " are " + rows_text(rows) + ", expected " +
                                      (buffer ? rows_text(*buffer)
@@ -221,7 +224,8 @@ bool KVCache::would_take(const RowShape& shape) const {
     return !buffer || (buffer->data.shape(0) == shape.n_sequences && buffer->data.shape(1) == shape.n_heads &&
                        buffer->dim() == dim && (format_.dtype || buffer->dtype() == shape.dtype));
   };
-  return takes(shape.key_dim, keys_) && takes(shape.value_dim, values_);
+  const bool is_some = shape.n_sequences > 0 && shape.n_heads > 0 && shape.key_dim >= 0 && shape.value_dim >= 0;
+  return is_some && kernels::is_float(shape.dtype) && takes(shape.key_dim, keys_) && takes(shape.value_dim, values_);
 }
 
 std::optional<kernels::SequenceRows> KVCache::plan_update(int n_tokens, const RowShape& shape) {
@@ -370,11 +374,13 @@ bool KVCache::restore(const Snapshot* snapshot, int target) {
 
 bool KVCache::restore_chain(const std::vector<const KVSnapshot*>& snapshots, int target, int n_rows) {
   check_no_transaction("restore");
+  if (n_rows > Layout::kMaxRows) refuse("restore", std::to_string(n_rows) + " rows, expected at most 2^30");
   if (layout_.rule() != Layout::Rule::kFlat || offset() > 0 || target < 1) return false;
   int end = 0;
   std::vector<KvBuffer> keys;
   std::vector<KvBuffer> values;
   for (const KVSnapshot* const snapshot : snapshots) {
+    if (!snapshot) refuse("restore", "a snapshot is null");
     const KVSnapshot& kv = checked(*snapshot, "restore");
     if (kv.from() != end) return false;
     if (!keys.empty() && !(fits(kv.like_keys(), keys.front()) && fits(kv.like_values(), values.front()))) {
@@ -455,9 +461,9 @@ std::unique_ptr<AttentionCache> KVCache::to_quantized(const KVQuantization& quan
   options.quantization = quantization;
   auto other = std::make_unique<KVCache>(options);
   other->snapshot_copied_ = snapshot_copied_;
-  if (!keys_) return other;
-  other->check_rows(keys_->data, values_->data);
+  if (keys_) other->check_rows(keys_->data, values_->data);
   other->layout_ = layout_;
+  if (!keys_) return other;
   other->keys_ = encoded(keys_->data, other->format_);
   other->values_ = encoded(values_->data, other->format_);
   return other;

@@ -88,7 +88,7 @@ class KVCache final : public AttentionCache {
 
   /// Brings an empty flat cache to `target` with snapshots that meet, the first from 0: as restore() with one after the
   /// other, but in one copy, into a buffer with room for n_rows in all. Lazy. Returns false if it is not empty or not
-  /// flat, or they don't meet or don't reach the target. Throws as restore().
+  /// flat, or they don't meet or don't reach the target. Throws as restore(), and for a null or n_rows above 2^30.
   bool restore_chain(const std::vector<const KVSnapshot*>& snapshots, int target, int n_rows);
   bool can_rewind(int target) const override { return transaction_reaches(target) && layout_.can_rewind(target); }
   std::unique_ptr<Snapshot> merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const override;
@@ -135,7 +135,7 @@ std::unique_ptr<KVCache> make_kv_cache(const KVOptions& options);
 
 /// A cache for a layer whose queries see `window` positions, or their chunk, or everything, as the user wants it. A
 /// layer that sees everything becomes a ring of max_size positions, one with a window a ring of the smaller of both.
-/// Throws std::invalid_argument if max_size is less than 1 or than the chunk.
+/// Throws std::invalid_argument if max_size is less than 1 or than the chunk, or keep is negative beside it.
 std::unique_ptr<KVCache> make_kv_cache(std::optional<int> window, std::optional<int> chunk,
                                        const CacheOptions& options);
 
