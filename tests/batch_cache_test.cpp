@@ -423,6 +423,44 @@ TEST(BatchKVCache, RefusesWhatDoesNotFitAndStaysAsItWas) {
   EXPECT_EQ(cache.offset(), 3);
 }
 
+TEST(BatchKVCache, RefusesPaddingBeyondAnyOffset) {
+  constexpr int kMost = 1 << 30;
+  EXPECT_THROW(BatchKVCache({}, {kMost + 1}), std::invalid_argument);
+  BatchKVCache cache({}, {kMost, 0});
+  expect_refused([&] { cache.pad_left({1, 1}); }, "[cache.pad_left]");
+  EXPECT_EQ(cache.left_padding(), (Numbers{kMost, 0}));
+  BatchKVCache longer({}, {0});
+  feed(longer, 3);
+  expect_refused([&] { cache.extend(longer); }, "[cache.extend]");
+  EXPECT_EQ(cache.batch_size(), 2);
+}
+
+// Also where nothing but the buffers' width remembers the rows of before.
+TEST(BatchKVCache, RefusesOtherRowsAfterATrimWhateverThePadding) {
+  BatchKVCache cache({.window = 4, .keep = 2}, {0, 0});
+  feed(cache, 3);
+  EXPECT_EQ(cache.trim(3), 3);
+  const mx::array wide = mx::zeros({2, kHeads, 3, 2 * kWidth});
+  expect_refused([&] { cache.update(wide, wide); }, "[cache.update]");
+  cache.prepare({1, 3});
+  expect_refused([&] { cache.update(wide, wide); }, "[cache.update]");
+  EXPECT_EQ(cache.offset(), 0);
+  EXPECT_EQ(cache.left_padding(), (Numbers{0, 0}));
+  feed(cache, 3);
+  EXPECT_EQ(cache.offsets(), (Numbers{1, 3}));
+}
+
+TEST(BatchKVCache, RefusesAStateOfNoSequencesOrOtherColumns) {
+  BatchKVCache cache({}, {0});
+  const mx::array none = mx::zeros({0}, mx::int32);
+  expect_refused([&] { cache.set_state({none, none}, {"0"}); }, "no sequences");
+  const mx::array rows = columns(1, 0, 5);
+  expect_refused([&] { cache.set_state({rows, rows, mx::array({7}), mx::array({0})}, {"7"}); }, "5 rows for 7 columns");
+  EXPECT_EQ(cache.batch_size(), 1);
+  EXPECT_TRUE(cache.is_empty());
+  expect_refused([] { merged(std::vector<const ModelCache*>{nullptr}); }, "[cache.merged]");
+}
+
 TEST(BatchKVCache, SnapshotsHoldTheWholeBatch) {
   BatchKVCache cache({.window = 4, .keep = 1}, {1, 0});
   EXPECT_EQ(cache.snapshot(0), nullptr);

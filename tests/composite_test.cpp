@@ -206,6 +206,18 @@ TEST(CacheList, SplitsAndMergesChildByChild) {
   EXPECT_EQ(list->split(list->snapshot(3), 10).child, nullptr);
 }
 
+TEST(CacheList, ReleasedChildrenOutliveIt) {
+  auto list = hybrid();
+  feed_any(*list, range(1, 6), 5);
+  int n_copied = 0;
+  list->on_snapshot_copied([&n_copied](const Snapshot&) { ++n_copied; });
+  const auto children = std::move(*list).release();
+  list.reset();
+  const auto snapshot = children.front()->snapshot(0);
+  snapshot->materialize();
+  EXPECT_EQ(n_copied, 0);
+}
+
 TEST(CacheList, TellsOfRowsCopiedOutByAChild) {
   const auto list = hybrid();
   const Tokens tokens = range(1, 11);

@@ -157,6 +157,7 @@ std::unique_ptr<LayerCache> merged(const std::vector<const LayerCache*>& caches)
 ModelCache merged(const std::vector<const ModelCache*>& caches) {
   if (caches.empty()) refuse("merged", "there are no caches, expected at least one");
   for (const ModelCache* cache : caches) {
+    if (!cache) refuse("merged", "a cache is null");
     if (cache->n_layers() != caches.front()->n_layers())
       refuse("merged", "the models have different numbers of layers");
   }

@@ -43,11 +43,24 @@ class BatchSnapshot final : public Snapshot {
 };
 
 void check_numbers(const char* function, const std::vector<int>& numbers, int n_sequences) {
-  const bool is_negative = std::any_of(numbers.begin(), numbers.end(), [](int n) { return n < 0; });
-  if (static_cast<int>(numbers.size()) != n_sequences || is_negative) {
+  const bool are_in_range =
+      std::all_of(numbers.begin(), numbers.end(), [](int n) { return n >= 0 && n <= Layout::kMaxRows; });
+  if (static_cast<int>(numbers.size()) != n_sequences || !are_in_range) {
     refuse(function, std::to_string(numbers.size()) + " numbers for " + std::to_string(n_sequences) +
-                         " sequences, expected one of at least 0 for each");
+                         " sequences, expected one from 0 to 2^30 for each");
   }
+}
+
+// The paddings with `more` columns each in front.
+std::vector<int> padded_more(const char* function, std::vector<int> left_padding, const std::vector<int>& more) {
+  for (std::size_t i = 0; i < left_padding.size(); ++i) {
+    if (more[i] > Layout::kMaxRows - left_padding[i]) {
+      refuse(function, "a left padding of " + std::to_string(left_padding[i]) + " and " + std::to_string(more[i]) +
+                           " more, expected at most 2^30");
+    }
+    left_padding[i] += more[i];
+  }
+  return left_padding;
 }
 
 int n_rows_of(const std::vector<mx::array>& rows) {
@@ -99,7 +112,7 @@ std::vector<int> BatchKVCache::offsets() const {
 void BatchKVCache::pad_left(const std::vector<int>& left_padding) {
   if (!is_empty()) refuse("pad_left", "the cache has columns, expected an empty one");
   check_numbers("pad_left", left_padding, batch_size());
-  for (std::size_t i = 0; i < left_padding.size(); ++i) left_padding_[i] += left_padding[i];
+  left_padding_ = padded_more("pad_left", left_padding_, left_padding);
 }
 
 void BatchKVCache::prepare(std::vector<int> lengths) {
@@ -163,6 +176,7 @@ BatchHistory BatchKVCache::update(const mx::array& keys, const mx::array& values
   if (after.left_padding == left_padding_) {
     columns_->update(keys, values);
   } else {
+    dynamic_cast<KVCache&>(*columns_->copy()).update(keys, values);  // refuses what doesn't fit
     std::vector<int> gaps;
     for (std::size_t i = 0; i < left_padding_.size(); ++i) gaps.push_back(after.left_padding[i] - left_padding_[i]);
     const Arrays rows = rolled(rows_after("update", stored_rows(), encoded_rows(keys, values)), gaps);
@@ -282,9 +296,12 @@ void BatchKVCache::extend(const BatchKVCache& other) {
   };
   const Arrays rows = joined_sequences("extend", side(own), batch_size(), side(others), other.batch_size());
   Arrays kept = joined_sequences("extend", kept_, batch_size(), other.kept_, other.batch_size());
-  std::vector<int> left_padding;
-  for (const int left : left_padding_) left_padding.push_back(left + n_columns - offset());
-  for (const int left : other.left_padding_) left_padding.push_back(left + n_columns - other.offset());
+  const auto justified = [n_columns](const BatchKVCache& batch) {
+    const std::vector<int> more(batch.left_padding_.size(), n_columns - batch.offset());
+    return padded_more("extend", batch.left_padding_, more);
+  };
+  std::vector<int> left_padding = justified(*this);
+  for (const int left : justified(other)) left_padding.push_back(left);
   complete_from_ = options_.chunk ? n_columns : 0;
   columns_ = made_of(rows, n_columns);
   kept_ = std::move(kept);
@@ -370,6 +387,7 @@ void BatchKVCache::set_state(const std::vector<mx::array>& state, const std::vec
     fresh.left_padding_ = integers_of("set_state", state.back());
     const std::vector<int> positions = integers_of("set_state", state[state.size() - 2]);
     check_numbers("set_state", fresh.left_padding_, static_cast<int>(positions.size()));
+    if (positions.empty()) refuse("set_state", "there are no sequences, expected at least one");
     for (std::size_t i = 0; i < positions.size(); ++i) {
       if (positions[i] != numbers[0] - fresh.left_padding_[i]) {
         refuse("set_state", "offsets, left padding and columns of sequence " + std::to_string(i) + " don't agree");
@@ -383,6 +401,9 @@ void BatchKVCache::set_state(const std::vector<mx::array>& state, const std::vec
       }
     }
     fresh.columns_ = fresh.made_of(rows, numbers[0]);
+    if (fresh.offset() != numbers[0]) {
+      refuse("set_state", std::to_string(fresh.offset()) + " rows for " + std::to_string(numbers[0]) + " columns");
+    }
     if (options_.chunk) fresh.complete_from_ = numbers[0];
     fresh.kept_.assign(state.begin() + static_cast<std::ptrdiff_t>(n_rows), state.end() - 2);
     check_kept("set_state", fresh.kept_, rows, options_.keep);

@@ -43,7 +43,7 @@ namespace memoir::cache {
 class BatchKVCache final : public LayerCache {
  public:
   /// Empty, for left_padding.size() sequences.
-  /// Throws std::invalid_argument as KVCache, and if there are no sequences or a padding is negative.
+  /// Throws std::invalid_argument as KVCache, and if there are no sequences or a padding is not from 0 to 2^30.
   BatchKVCache(const KVOptions& options, std::vector<int> left_padding);
 
   /// The caches' sequences, right-justified, in order. Some may be empty, or all.
@@ -60,11 +60,11 @@ class BatchKVCache final : public LayerCache {
   std::vector<int> offsets() const;
 
   /// More columns of padding before the first tokens. Throws std::invalid_argument unless the cache is empty, their
-  /// number is the batch's, and none is negative.
+  /// number is the batch's, and none is negative or would pass 2^30.
   void pad_left(const std::vector<int>& left_padding);
 
   /// Of the columns to come, those from lengths[b] on are not real. Throws std::invalid_argument if their number is not
-  /// the batch's, or one is negative.
+  /// the batch's, or one is not from 0 to 2^30.
   void prepare(std::vector<int> lengths);
 
   /// Every column to come is real.
@@ -84,7 +84,7 @@ class BatchKVCache final : public LayerCache {
   void filter(const std::vector<int>& sequences);
 
   /// Appends the sequences of `other`. Throws std::invalid_argument, this cache unchanged, if options, shapes or types
-  /// differ, or either is prepared for right padding.
+  /// differ, either is prepared for right padding, or a padding would pass 2^30.
   void extend(const BatchKVCache& other);
 
   /// One sequence as a cache of its own, without padding. Throws std::invalid_argument if it isn't there.

@@ -130,6 +130,13 @@ void CacheList::forward_hook(LayerCache& child) {
   });
 }
 
+std::vector<std::unique_ptr<LayerCache>> CacheList::release() && {
+  for (const auto& child : children_) {
+    if (child) child->on_snapshot_copied({});  // it would call this list's
+  }
+  return std::move(children_);
+}
+
 std::unique_ptr<CacheList> CacheList::to_quantized(const KVQuantization& quantization) const {
   std::vector<std::unique_ptr<LayerCache>> changed(children_.size());
   bool has_changed = false;

@@ -39,8 +39,8 @@ class CacheList final : public LayerCache {
     return index < children_.size() ? children_[index].get() : nullptr;
   }
 
-  /// The children, for another list to be made of.
-  std::vector<std::unique_ptr<LayerCache>> release() && { return std::move(children_); }
+  /// The children, for another list to be made of. They have no hook any more.
+  std::vector<std::unique_ptr<LayerCache>> release() &&;
 
   /// A list with attention children as AttentionCache::to_quantized makes them, copies of the others, and this one's
   /// hook; null if no child changes. Throws as that does.
