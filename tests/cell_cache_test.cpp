@@ -590,6 +590,36 @@ TEST(CellCache, BadInputIsSaidAndChangesNothing) {
   EXPECT_EQ(max_difference(cells.get(0).keys, filled({1, 2, 3, 4}, 4, 1)), 0);
 }
 
+// Its rows are other ones then, or none.
+TEST(CellCache, APassEndsWhereACopyTakesTheRowsOfItsSequence) {
+  CellCache cells({.cells = {.max_sequences = 2, .capacity = 16, .max_batch = 4}});
+  ASSERT_TRUE(cells.begin(rows_of(1, 0, 3)));
+  cells.put(0, filled({1, 2, 3}, 4, 1), filled({1, 2, 3}, 4, -1));
+  cells.copy_prefix(1, 0, 2);
+  EXPECT_NO_THROW(cells.histories(0));
+  cells.copy_prefix(0, 1, 0);
+  EXPECT_THROW(cells.histories(0), std::invalid_argument);
+  EXPECT_THROW(cells.mask(), std::invalid_argument);
+  EXPECT_THROW(cells.put(0, filled({1, 2, 3}, 4, 1), filled({1, 2, 3}, 4, -1)), std::invalid_argument);
+}
+
+TEST(CellCache, RefusesTurnedKeysOfAnotherRemoval) {
+  CellCache cells({.cells = {.capacity = 16}, .turn = [](std::size_t, const mx::array& keys, int) { return keys; }});
+  ASSERT_TRUE(cells.begin(rows_of(0, 0, 4)));
+  cells.put(0, filled({1, 2, 3, 4}, 4, 1), filled({1, 2, 3, 4}, 4, -1));
+  CellCache::TurnedKeys few;
+  few.emplace(0, kernels::KvBuffer{filled({3}, 4, 1)});
+  CellCache::TurnedKeys elsewhere;
+  elsewhere.emplace(1, kernels::KvBuffer{filled({3, 4}, 4, 1)});
+  for (const CellCache::TurnedKeys& turned : {CellCache::TurnedKeys(), few, elsewhere}) {
+    EXPECT_THROW(cells.remove(0, 1, 2, turned), std::invalid_argument);
+    EXPECT_EQ(cells.cells().end(0), 4);
+  }
+  EXPECT_THROW(cells.remove(0, 1, 4, few), std::invalid_argument);  // nothing shifts
+  EXPECT_EQ(cells.remove(0, 1, 2, cells.turned_keys(0, 1, 2)), Removal::kDone);
+  EXPECT_EQ(cells.cells().end(0), 3);
+}
+
 TEST(CellCache, ExceptedRowsSeeLaterOnes) {
   CellCache cells({.cells = {.capacity = 16, .max_batch = 8}});
   ASSERT_TRUE(cells.begin(rows_of(0, 0, 3)));

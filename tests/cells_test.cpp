@@ -329,6 +329,10 @@ TEST(Cells, RefuseBatchesThatDoNotFit) {
   EXPECT_THROW(buffer.cells.remove(2, 0), std::invalid_argument);
   EXPECT_THROW(buffer.cells.remove(0, -1), std::invalid_argument);
   EXPECT_THROW(buffer.cells.remove(0, 2, 1), std::invalid_argument);
+  EXPECT_THROW(buffer.cells.seen({{0}, {0, 1}}), std::invalid_argument);
+  EXPECT_THROW(buffer.cells.mask({{0}, {0, 1}}, {0, 1}), std::invalid_argument);
+  EXPECT_THROW(buffer.cells.mask({{0}, {0}}, {1, 0}), std::invalid_argument);
+  EXPECT_THROW(buffer.cells.mask({{0}, {0}}, {0, buffer.cells.n_cells() + 1}), std::invalid_argument);
   EXPECT_EQ(digest(buffer.cells), before);
 }
 

@@ -141,7 +141,8 @@ void CellCache::check_rows(std::size_t layer, const mx::array& keys, const mx::a
   const auto check = [&](const char* name, const mx::array& rows, const KvBuffer* buffer) {
     const std::string what = std::string(name) + " of layer " + std::to_string(layer) + " have shape " +
                              shape_text(rows) + " " + dtype_text(rows.dtype());
-    if (rows.ndim() != 4 || rows.shape(0) != 1 || rows.shape(kRowAxis) != n_rows || !kernels::is_float(rows.dtype())) {
+    if (rows.ndim() != 4 || rows.shape(0) != 1 || rows.shape(1) < 1 || rows.shape(kRowAxis) != n_rows ||
+        !kernels::is_float(rows.dtype())) {
       refuse("put", what + ", expected (1,H," + std::to_string(n_rows) + ",D) float32, float16 or bfloat16");
     }
     if (options_.quantization && rows.shape(3) % options_.quantization->group_size != 0) {
@@ -278,6 +279,14 @@ void CellCache::move(const std::vector<RowRun>& moves) {
   }
 }
 
+void CellCache::copy_prefix(int from, int to, int end) {
+  cells_.copy_prefix(from, to, end);
+  const auto is_in = [to](const Pass& pass) {
+    return std::find(pass.batch.sequences.begin(), pass.batch.sequences.end(), to) != pass.batch.sequences.end();
+  };
+  if (pass_ && is_in(*pass_)) pass_.reset();
+}
+
 int CellCache::defragment(int max_moves) {
   const std::vector<RowRun> moves = cells_.defragment(max_moves);
   move(moves);
@@ -293,7 +302,7 @@ Removal CellCache::check_removal(int sequence, int begin, std::optional<int> end
 
 CellCache::TurnedKeys CellCache::turned_keys(int sequence, int begin, std::optional<int> end) const {
   TurnedKeys result;
-  if (!end || *end <= begin || *end >= cells_.end(sequence) || !options_.turn) return result;
+  if (begin < 0 || !end || *end <= begin || *end >= cells_.end(sequence) || !options_.turn) return result;
   const std::vector<kernels::KvRange> ranges = ranges_of(runs_from(cells_, sequence, *end));
   std::vector<mx::array> arrays;
   for (const auto& [layer, one] : layers_) {
@@ -312,6 +321,23 @@ CellCache::TurnedKeys CellCache::turned_keys(int sequence, int begin, std::optio
   return result;
 }
 
+void CellCache::check_turned(int sequence, int begin, std::optional<int> end, const TurnedKeys& turned) const {
+  int n_shifted = 0;
+  if (end && *end > begin) {
+    for (const StoredRun& run : runs_from(cells_, sequence, *end)) n_shifted += run.n_rows;
+  }
+  const std::size_t n_layers = n_shifted > 0 ? layers_.size() : 0;
+  bool are_its = turned.size() == n_layers;
+  for (const auto& [layer, keys] : turned) {
+    const auto found = layers_.find(layer);
+    are_its = are_its && found != layers_.end() && fits(keys, found->second.keys) && n_rows(keys) == n_shifted;
+  }
+  if (!are_its) {
+    refuse("remove", "the turned keys are not the " + std::to_string(n_shifted) + " rows that shift of each of " +
+                         std::to_string(n_layers) + " layers");
+  }
+}
+
 Removal CellCache::remove(int sequence, int begin, std::optional<int> end) {
   const Removal result = check_removal(sequence, begin, end);
   if (result != Removal::kDone) return result;
@@ -321,6 +347,7 @@ Removal CellCache::remove(int sequence, int begin, std::optional<int> end) {
 Removal CellCache::remove(int sequence, int begin, std::optional<int> end, const TurnedKeys& turned) {
   const Removal result = check_removal(sequence, begin, end);
   if (result != Removal::kDone) return result;
+  check_turned(sequence, begin, end, turned);
   const RemovedCells removed = cells_.remove(sequence, begin, end);
   const std::vector<RowRun> rows = rows_to(removed.shifted);
   for (const auto& [layer, keys] : turned) {

@@ -105,10 +105,11 @@ class CellCache {
   /// them. Their positions must follow each other. Throws as get().
   std::vector<kernels::SequenceHistory> histories(std::size_t layer) const;
 
-  // ---- Sequences. Each throws std::invalid_argument for a sequence that was not promised.
+  // ---- Sequences. Each throws std::invalid_argument for a sequence that was not promised. What takes rows from a
+  // sequence, or moves them, ends a pass that it is in.
 
   /// Cells::copy_prefix: nothing is copied.
-  void copy_prefix(int from, int to, int end) { cells_.copy_prefix(from, to, end); }
+  void copy_prefix(int from, int to, int end);
 
   /// Cells::can_resume.
   bool can_resume(int sequence, int position) const { return cells_.can_resume(sequence, position); }
@@ -126,7 +127,8 @@ class CellCache {
   /// On a refusal, or a throw of the KeyTurn, everything is as before.
   Removal remove(int sequence, int begin, std::optional<int> end = std::nullopt);
 
-  /// The same with keys that turned_keys() gave for it.
+  /// The same with keys that turned_keys() gave for it. Throws std::invalid_argument, nothing changed, if they are of
+  /// other layers or rows.
   Removal remove(int sequence, int begin, std::optional<int> end, const TurnedKeys& turned);
 
   /// Cells::defragment, with the rows. Returns the number of runs moved.
@@ -170,6 +172,7 @@ class CellCache {
   kernels::KvBuffer with_values(const kernels::KvBuffer& buffer, const kernels::KvBuffer& rows,
                                 const std::vector<RowRun>& runs) const;
   void move(const std::vector<RowRun>& moves);
+  void check_turned(int sequence, int begin, std::optional<int> end, const TurnedKeys& turned) const;
   Positions held(int sequence) const;
   const KVSnapshot& checked(const LayerSnapshot& snapshot) const;
 

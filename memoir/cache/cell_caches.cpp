@@ -21,9 +21,10 @@ bool same_options(const KVOptions& a, const KVOptions& b) {
 
 // As many as the sequences need that share their beginning; with a window no more than they ever have at once.
 int n_cells_for(const CellsOptions& options, const CellRoom& room) {
+  const int n_most = Cells(options).n_cells();  // refuses numbers out of range
   const int n_shared = std::clamp(room.n_shared, 0, room.capacity);
   const std::int64_t n_all = n_shared + std::int64_t{room.max_sequences} * (room.capacity - n_shared);
-  return static_cast<int>(std::min<std::int64_t>(n_all, Cells(options).n_cells()));
+  return static_cast<int>(std::min<std::int64_t>(n_all, n_most));
 }
 
 CellCacheOptions options_for(const KVOptions& kv, const CellRoom& room, const KeyTurn& turn) {

@@ -29,6 +29,12 @@ int round_up(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
+void check_sizes(const char* function, const CellBatch& batch) {
+  if (batch.sequences.size() == batch.positions.size()) return;
+  refuse(function, "the batch has " + std::to_string(batch.positions.size()) + " positions for " +
+                       std::to_string(batch.sequences.size()) + " sequences, expected as many");
+}
+
 void check_at_least(const char* name, int value, int low) {
   if (value < low || value > Layout::kMaxRows) {
     refuse("Cells",
@@ -349,6 +355,7 @@ void Cells::own(Sequence& sequence, int first_position, int begin_cell, int n_ce
 }
 
 CellSpan Cells::seen(const CellBatch& batch) const {
+  check_sizes("seen", batch);
   std::unordered_map<int, int> lowest;
   for (std::size_t i = 0; i < batch.positions.size(); ++i) {
     const auto known = lowest.emplace(batch.sequences[i], batch.positions[i]).first;
@@ -366,6 +373,11 @@ CellSpan Cells::seen(const CellBatch& batch) const {
 }
 
 std::vector<std::uint8_t> Cells::mask(const CellBatch& batch, const CellSpan& span, std::span<const int> except) const {
+  check_sizes("mask", batch);
+  if (span.begin < 0 || span.begin > span.end || span.end > n_cells()) {
+    refuse("mask", "cells [" + std::to_string(span.begin) + ", " + std::to_string(span.end) + ") of " +
+                       std::to_string(n_cells()));
+  }
   const int n_columns = span.end - span.begin;
   const int n_rows = round_up(batch.n_rows(), options_.mask_padding);
   std::vector<std::uint8_t> mask(static_cast<std::size_t>(n_rows) * static_cast<std::size_t>(n_columns), 0);

@@ -134,11 +134,12 @@ class Cells {
   bool has_room_to_replace(int number, int n_positions) const;
 
   /// The cells from the lowest to the highest that the queries of a batch, once placed, see; widened to the padding. (A
-  /// chunk hides by the mask alone.)
+  /// chunk hides by the mask alone.) Throws std::invalid_argument for another number of sequences than of positions.
   CellSpan seen(const CellBatch& batch) const;
 
   /// Rows of n_rows rounded up to mask_padding, columns the cells of `span`: 1 where the row's query sees the cell's
-  /// position. `except`: rows of the batch whose queries also see later positions of their own sequence.
+  /// position. `except`: rows of the batch whose queries also see later positions of their own sequence. Throws as
+  /// seen(), and for a span that lies outside of the cells.
   std::vector<std::uint8_t> mask(const CellBatch& batch, const CellSpan& span, std::span<const int> except = {}) const;
 
   /// Sequence `to` becomes the positions of `from` below `end`, in the same cells. What it had goes.
