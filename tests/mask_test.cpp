@@ -187,6 +187,17 @@ TEST(RingApplier, IntersectsTheWindowForMany) {
   EXPECT_EQ(text(*applier.apply(Mask::of(mx::broadcast_to(mask, {3, 6}))).array), (Rows{"TTTFFF", "TFTFTF", "TFFFTT"}));
 }
 
+TEST(RingApplier, RefusesNumbersThatFitNoRing) {
+  const Mask mask = Mask::of(mx::zeros({1, 4}));
+  const auto refuses = [&](const RingApplier& applier) { EXPECT_THROW(applier.apply(mask), std::invalid_argument); };
+  refuses({.n_rows = 0, .n_tokens = 1, .window = 4, .ring_index = 1});
+  refuses({.n_rows = 4, .n_tokens = 1, .window = 4, .keep = -1, .ring_index = 1});
+  refuses({.n_rows = 4, .n_tokens = 1, .window = 4, .ring_index = -1});
+  refuses({.n_rows = 4, .n_tokens = 5, .window = 4, .ring_index = 1});
+  EXPECT_THROW(gather_ring_columns(mx::zeros({1, 0}), 1, 0), std::invalid_argument);
+  EXPECT_THROW(intersect(Mask{Mask::Kind::kArray}, Mask::causal(), 2, 4), std::invalid_argument);
+}
+
 TEST(Intersect, AddsFloatsAndTurnsBoolsIntoMinusInfinity) {
   const Mask added = Mask::of(mx::full({2, 3}, 0.5F));
   EXPECT_TRUE(intersect(Mask::none(), Mask::none(), 2, 3).is_none());

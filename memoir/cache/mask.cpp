@@ -106,15 +106,16 @@ Mask intersect(const Mask& a, const Mask& b, int n_tokens, int n_rows) {
   if (b.is_none()) return a;
   if (a.is_causal() && b.is_causal()) return a;
   const auto as_array = [&](const Mask& mask) {
+    if (!mask.is_causal() && !mask.array) refuse("a mask of an array has none");
     return mask.is_causal() ? create_causal_mask(n_tokens, n_rows - n_tokens) : *mask.array;
   };
   return Mask::of(both(as_array(a), as_array(b)));
 }
 
 mx::array gather_ring_columns(const mx::array& mask, int ring_index, int n_rows) {
-  if (mask.ndim() == 0 || (mask.shape(-1) != 1 && mask.shape(-1) != n_rows) || ring_index < 0) {
+  if (n_rows < 1 || mask.ndim() == 0 || (mask.shape(-1) != 1 && mask.shape(-1) != n_rows) || ring_index < 0) {
     refuse("shape " + kernels::shape_text(mask) + " at ring index " + std::to_string(ring_index) +
-           ", expected a last axis of 1 or " + std::to_string(n_rows) + ", and an index of at least 0");
+           ", expected a last axis of 1 or " + std::to_string(n_rows) + " (at least 1), and an index of at least 0");
   }
   if (mask.shape(-1) == 1 || ring_index % n_rows == 0) return mask;
   const int n_head = n_rows - ring_index % n_rows;
@@ -122,6 +123,7 @@ mx::array gather_ring_columns(const mx::array& mask, int ring_index, int n_rows)
 }
 
 Mask RingApplier::apply(const Mask& logical) const {
+  if (keep < 0) refuse("keep is " + std::to_string(keep) + ", expected at least 0");
   const int n_kept = std::min(keep, n_rows);
   if (n_tokens == 1) {
     if (!logical.array) return Mask::none();

@@ -65,7 +65,7 @@ Mask intersect(const Mask& a, const Mask& b, int n_tokens, int n_rows);
 
 /// Reorders the last axis from the order of positions to that of a ring's rows, where the oldest position lies in row
 /// ring_index mod n_rows. An axis of 1 (one value for all rows) stays.
-/// Throws std::invalid_argument if the axis is neither 1 nor n_rows, or ring_index is negative.
+/// Throws std::invalid_argument if the axis is neither 1 nor n_rows, n_rows is below 1, or ring_index is negative.
 mlx::core::array gather_ring_columns(const mlx::core::array& mask, int ring_index, int n_rows);
 
 /// Makes a logical mask fit a ring whose rows are read in the order they are stored in.
@@ -78,7 +78,7 @@ struct RingApplier {
 
   /// One query: the ring holds what it sees and no more, so none and causal give none; an array is put into the order
   /// of the rows. More queries (their rows are in the order of positions): the window, and what it keeps, is
-  /// intersected with the mask.
+  /// intersected with the mask. Throws std::invalid_argument where the numbers or the mask's last axis don't fit.
   Mask apply(const Mask& logical) const;
 };
 
