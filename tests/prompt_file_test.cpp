@@ -445,6 +445,43 @@ TEST_F(MadeUp, AMarkThatIsUnknown) {
   metadata_["2.1.1"] = "float";
   expect("expected scalar, string or none");
 }
+TEST_F(MadeUp, RowsOfNoSequences) {
+  for (const char* name : {"0.0", "0.1"}) put(name, mx::zeros({0, 1, 4, 2}));
+  expect("0: [");
+}
+TEST_F(MadeUp, CodesThatAreNone) {
+  metadata_ = {{"1.0", "QuantizedKVCache"}, {"2.0", ""}};
+  const auto mark = [&](const std::string& n, const std::string& name, const std::string& what) {
+    metadata_["2." + n + ".0"] = name;
+    metadata_["2." + n + ".1"] = what;
+  };
+  tensors_.clear();
+  for (const char* side : {"0.0.", "0.1."}) {
+    put(side + std::string("0"), mx::zeros({1, 1, 4, 8}, mx::uint32));
+    for (const char* part : {"1", "2"}) put(side + std::string(part), mx::zeros({1, 1, 4, 1}));
+  }
+  const std::vector<int> numbers = {4, 32, 8};  // offset, group_size, bits
+  for (int i = 0; i < 3; ++i) {
+    const std::string name = "0." + std::to_string(i + 2);
+    put(name, mx::array(numbers[static_cast<std::size_t>(i)]));
+    mark(std::to_string(i + 1), name, "scalar");
+  }
+  mark("4", "0.0.1", "none");
+  put("0.0.1", mx::zeros({0}));
+  expect("0.0.1: is none");
+}
+TEST_F(MadeUp, NumbersInTheNoteThatNoIntHolds) {
+  metadata_["0.memoir_checksum"] = "0";
+  for (const char* number : {"1e300", "3.5", "-1", "4294967299", "18446744073709551615", "-9223372036854775808", "true",
+                             "null", "\"3\"", "[3]"}) {
+    metadata_["0.memoir"] = R"({"offset": )" + std::string(number) + "}";
+    expect("memoir: ");
+    metadata_["0.memoir"] = R"({"offset": 3, "tokens": [1, 2, )" + std::string(number) + "]}";
+    expect(number == std::string("-1") ? "does not match" : "memoir: ");
+    metadata_["0.memoir"] = R"({"offset": 3, "unfilled": {"0": )" + std::string(number) + "}}";
+    expect(number == std::string("-1") ? "does not match" : "memoir: ");
+  }
+}
 TEST_F(MadeUp, OffsetsApart) {
   for (const char* name : {"1.0", "1.1"}) put(name, mx::zeros({1, 1, 4, 2}));
   put("1.2", mx::array(4));

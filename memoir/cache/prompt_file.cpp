@@ -146,6 +146,9 @@ class Builder {
     state.push_back(mx::array(entry.offsets.data(), {n_sequences}, mx::int32));
     state.push_back(mx::array(left_padding.data(), {n_sequences}, mx::int32));
     auto cache = std::make_unique<BatchKVCache>(options, std::vector<int>(entry.offsets.size(), 0));
+    if (cache->kind() != entry.kind) {
+      throw std::invalid_argument("its numbers are those of a " + std::string(cache->kind()));
+    }
     cache->set_state(state, {std::to_string(entry.n_columns)});
     cache->filter(everyone);
     return cache;

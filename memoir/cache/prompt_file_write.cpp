@@ -155,6 +155,7 @@ class Writer {
   std::string add_list(const CacheList& list, const std::string& key, const std::string& meta) {
     for (std::size_t i = 0; i < list.n_children(); ++i) {
       const std::string child = key + "." + std::to_string(i);
+      if (is_v1() && !list.find(i)) refuse_v1(child, "a list's child without a cache");
       if (is_v1()) {
         metadata_[meta + ".0." + std::to_string(i)] = add_layer(list.find(i), child, meta + ".1." + std::to_string(i));
       } else {

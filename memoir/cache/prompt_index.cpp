@@ -238,14 +238,35 @@ class Reader : private PromptLeaves {
   void take_note(const nlohmann::ordered_json& note, PromptMetadata& metadata) {
     metadata.model = note.value("model", "");
     metadata.model_name = note.value("model_name", "");
-    if (note.contains("tokens")) metadata.tokens = note.at("tokens").get<std::vector<TokenId>>();
-    note_.offset = note.at("offset").get<int>();
+    if (note.contains("tokens")) metadata.tokens = integers_in(note.at("tokens"));
+    note_.offset = integer_in(note.at("offset"));
     if (*note_.offset < 0 || *note_.offset > Layout::kMaxRows)
       fail(std::string(kNoteKey), "the offset is out of range");
     if (note.contains("kinds")) note_.kinds = note.at("kinds").get<std::map<std::string, std::string>>();
-    if (note.contains("unfilled")) note_.unfilled = note.at("unfilled").get<std::map<std::string, int>>();
-    if (note.contains("offsets")) note_.offsets = note.at("offsets").get<std::map<std::string, std::vector<int>>>();
+    for (const auto& [layer, row] : object_in(note, "unfilled")) note_.unfilled[layer] = integer_in(row);
+    for (const auto& [layer, offsets] : object_in(note, "offsets")) note_.offsets[layer] = integers_in(offsets);
     offset_ = note_.offset;
+  }
+
+  // json would cut other numbers to fit.
+  int integer_in(const nlohmann::ordered_json& value) const {
+    constexpr int kMost = std::numeric_limits<int>::max();
+    const bool is_int = value.is_number_unsigned()  ? value.get<std::uint64_t>() <= std::uint64_t{kMost}
+                        : value.is_number_integer() ? value.get<std::int64_t>() >= std::numeric_limits<int>::min()
+                                                    : false;
+    if (!is_int) fail(std::string(kNoteKey), "has " + value.dump().substr(0, 32) + ", expected a whole number");
+    return value.get<int>();
+  }
+
+  std::vector<int> integers_in(const nlohmann::ordered_json& list) const {
+    std::vector<int> result;
+    for (const auto& one : list.get_ref<const nlohmann::ordered_json::array_t&>()) result.push_back(integer_in(one));
+    return result;
+  }
+
+  static nlohmann::ordered_json::object_t object_in(const nlohmann::ordered_json& note, const char* key) {
+    return note.contains(key) ? note.at(key).get_ref<const nlohmann::ordered_json::object_t&>()
+                              : nlohmann::ordered_json::object_t{};
   }
 
   // ---- Layers
@@ -472,7 +493,9 @@ class Reader : private PromptLeaves {
       }
       if (node.items.size() != 3) fail(key, "is not codes, scales and biases");
       for (const auto& [part, leaf] : node.items) {
-        layer.tensors.push_back(array_of(leaf, key + "." + std::to_string(part)));
+        const std::string name = key + "." + std::to_string(part);
+        layer.tensors.push_back(array_of(leaf, name));
+        if (!layer.tensors.back()) fail(name, "is none, expected codes, scales or biases");
       }
     }
     if (raw.numbers && raw.state->items.size() != 2) fail(raw.key, "is not keys and values");
