@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "memoir/kernels/cpu/kernels.h"
+#include "memoir/kernels/cpu/physical_cores.h"
 #include "memoir/kernels/cpu/pool.h"
 #include "memoir/kernels/cpu/row_parts.h"
 #include "memoir/kernels/cpu/scratch.h"
@@ -15,9 +16,15 @@
 namespace memoir::kernels::cpu {
 namespace {
 
-// More parts than threads, so that one that is interrupted holds up less; and no more than that for few rows, so that
-// each reads a long stretch of weights.
+// More parts than threads, so that one that is interrupted holds up less.
 constexpr int kPartsPerThread = 4;
+
+// With so few rows weights come from memory, which is fastest where each thread reads one long stretch of them: all but
+// a tenth, which is left for those that are done first. Where cores differ, shares of one size would wait for the
+// slowest.
+constexpr int kFewRows = 8;
+constexpr int kLongShare = 9;
+constexpr int kLongShares = 10;
 
 // Below this many rows a block pays too much for bringing the weights into the cache.
 constexpr int kMinRowBlock = 96;
@@ -31,19 +38,32 @@ int share(int n, int index, int n_shares) {
 }  // namespace
 
 MatmulPlan::MatmulPlan(int n_tiles, int n_rows, int n_threads) : n_tiles_(n_tiles), n_rows_(n_rows) {
+  static const bool are_cores_alike = cores_are_alike();
   const int n_runs = (n_tiles + kTileRun - 1) / kTileRun;
   const int n_wanted = kPartsPerThread * n_threads;
+  if (n_rows <= kFewRows && are_cores_alike && n_tiles >= n_wanted) {
+    n_long_ = n_threads;
+    n_tile_parts_ = 2 * n_threads;
+    return;
+  }
   n_tile_parts_ = n_rows <= 2 ? std::min(n_runs, n_wanted) : n_runs;
   n_row_parts_ = std::clamp((2 * n_wanted + n_runs - 1) / n_runs, 1, std::max(1, n_rows / kMinRowBlock));
 }
 
+int MatmulPlan::begin_of(int tile_part) const {
+  if (n_long_ == 0) {
+    const int n_runs = (n_tiles_ + kTileRun - 1) / kTileRun;
+    return std::min(share(n_runs, tile_part, n_tile_parts_) * kTileRun, n_tiles_);
+  }
+  const int n_in_long = share(n_tiles_, kLongShare, kLongShares);
+  if (tile_part <= n_long_) return share(n_in_long, tile_part, n_long_);
+  return n_in_long + share(n_tiles_ - n_in_long, tile_part - n_long_, n_tile_parts_ - n_long_);
+}
+
 MatmulPart MatmulPlan::part(int index) const {
-  const int n_runs = (n_tiles_ + kTileRun - 1) / kTileRun;
   const int t = index / n_row_parts_;
   const int r = index % n_row_parts_;
-  return {share(n_runs, t, n_tile_parts_) * kTileRun,
-          std::min(share(n_runs, t + 1, n_tile_parts_) * kTileRun, n_tiles_), share(n_rows_, r, n_row_parts_),
-          share(n_rows_, r + 1, n_row_parts_)};
+  return {begin_of(t), begin_of(t + 1), share(n_rows_, r, n_row_parts_), share(n_rows_, r + 1, n_row_parts_)};
 }
 
 void set_n_digits(int n) {

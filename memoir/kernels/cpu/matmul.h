@@ -43,10 +43,11 @@ struct MatmulPart {
   int row_end;
 };
 
-/// Parts are cut at multiples of so many tiles: no instruction set multiplies more of them side by side.
+/// For many rows parts are cut at multiples of so many tiles: no instruction set multiplies more of them side by side.
 inline constexpr int kTileRun = 4;
 
-/// How a product of n_rows rows is cut into parts: runs of tiles, and for many rows also blocks of rows.
+/// How a product of n_rows rows is cut into parts, to be taken in order: runs of tiles, and for many rows also blocks
+/// of rows.
 class MatmulPlan {
  public:
   MatmulPlan(int n_tiles, int n_rows, int n_threads);
@@ -55,10 +56,13 @@ class MatmulPlan {
   MatmulPart part(int index) const;
 
  private:
+  int begin_of(int tile_part) const;  // its first tile
+
   int n_tiles_;
   int n_rows_;
+  int n_long_ = 0;  // parts that are longer than the rest; 0: all are alike
   int n_tile_parts_;
-  int n_row_parts_;
+  int n_row_parts_ = 1;
 };
 
 /// Gives the products with quantized weights their x in fixed point; neighbours with the same x share it. The blocks

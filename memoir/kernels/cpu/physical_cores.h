@@ -8,4 +8,7 @@ namespace memoir::kernels::cpu {
 /// fills the core's vector units with one.
 int physical_cores();
 
+/// Whether these cores are all as fast: false for processors with large and small ones.
+bool cores_are_alike();
+
 }  // namespace memoir::kernels::cpu

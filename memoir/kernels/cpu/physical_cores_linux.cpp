@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "memoir/kernels/cpu/physical_cores.h"
@@ -51,6 +53,19 @@ int physical_cores() {
   const int n_cores = std::max(1, static_cast<int>(cores.size()));
   const int n_quota = cores_of_quota();
   return n_quota > 0 ? std::min(n_cores, n_quota) : n_cores;
+}
+
+bool cores_are_alike() {
+  std::error_code ignored;
+  if (std::filesystem::exists("/sys/devices/cpu_atom", ignored)) return false;  // Intel's small cores
+  std::set<std::string> capacities;                                             // Arm's; other processors have none
+  for (const int cpu : allowed_cpus()) {
+    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/cpu_capacity");
+    std::string capacity;
+    std::getline(file, capacity);
+    capacities.insert(capacity);
+  }
+  return capacities.size() <= 1;
 }
 
 }  // namespace memoir::kernels::cpu

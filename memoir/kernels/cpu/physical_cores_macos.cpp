@@ -11,4 +11,10 @@ int physical_cores() {
   return n_cores;
 }
 
+bool cores_are_alike() {
+  int n_levels = 0;
+  std::size_t size = sizeof(n_levels);
+  return sysctlbyname("hw.nperflevels", &n_levels, &size, nullptr, 0) != 0 || n_levels <= 1;
+}
+
 }  // namespace memoir::kernels::cpu
