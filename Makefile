@@ -9,7 +9,7 @@ as_owner = tools/as_owner.sh
 
 PEERS_OPTIONS ?=
 
-.PHONY: help setup build run test asan tsan peers cuda install format format-check clean
+.PHONY: help setup build run test asan tsan arm peers cuda install format format-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -38,6 +38,10 @@ asan: setup ## the tests without MLX, under AddressSanitizer and UndefinedBehavi
 tsan: setup ## the tests without MLX, under ThreadSanitizer
 	@$(as_owner) tools/build.sh tsan >&2
 	@$(as_owner) ctest --preset tsan
+
+arm: ## on another machine than an Arm one: the kernels' tests for Arm in qemu, and their bits beside this machine's
+	@tools/setup.sh arm
+	@$(as_owner) tools/arm.sh
 
 peers: build ## compare speed and memory with llama.cpp and mlx-lm (installs both in .venv-peers: minutes)
 	@tools/setup.sh peers

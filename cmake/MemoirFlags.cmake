@@ -2,6 +2,9 @@
 add_library(memoir_flags INTERFACE)
 target_compile_options(memoir_flags INTERFACE
   -Wall -Wextra -Wshadow -Wnon-virtual-dtor
+  # Every operation is rounded as written, also where the processor has a fused multiply-add (every Arm): the same bits
+  # on all.
+  -ffp-contract=off
   # No path of the build machine in what is installed (__FILE__).
   -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)

@@ -2,7 +2,7 @@
 # weak symbols, but for the portable set, which every processor runs. Run as: cmake -D NM=... -D OBJECTS=... -P this file
 set(n_seen 0)
 foreach(object IN LISTS OBJECTS)
-  if(NOT object MATCHES "set_[a-z]+[0-9]+[a-z]*\\.cpp")
+  if(NOT object MATCHES "set_(avx|neon)[a-z0-9]*\\.cpp")
     continue()
   endif()
   math(EXPR n_seen "${n_seen} + 1")

@@ -4,6 +4,7 @@
 #
 #   tools/setup.sh         what `make run` and `make test` need
 #   tools/setup.sh dev     only the tools of `make format` and `make format-check`
+#   tools/setup.sh arm     only the tools of `make arm`
 #   tools/setup.sh peers   llama-cpp-python (compiled: minutes) and mlx-lm in .venv-peers, for benches/compare_peers.py
 #   tools/setup.sh cuda    what the cuda preset needs besides the CUDA toolkit: MLX for CUDA 13 in .venv-cuda
 set -euo pipefail
@@ -111,6 +112,7 @@ case ${1:-} in
     make_venv .venv-mlx-lm-v2 mlx_lm/__init__.py "--no-deps mlx-lm==$MLX_LM_V2_VERSION"
     ;;
   dev) install_system "$APT_DEV_PACKAGES" ;;
+  arm) install_system "$APT_ARM_PACKAGES" ;;
   peers)
     install_system "$APT_PACKAGES"
     make_venv .venv-peers $mlx_config "mlx[cpu]==$MLX_VERSION" "mlx-lm==$MLX_LM_VERSION" \

@@ -38,7 +38,7 @@ void set_cpu_activations(Activations activations);
 /// one are not exchanged. "gpu", where nothing is promised, or the CPU kernels' arithmetic.
 std::string arithmetic();
 
-/// The instruction set that the CPU kernels use ("avx512vnni", "avx512", "avx2", "portable").
+/// The instruction set that the CPU kernels use ("avx512vnni", "avx512", "avx2", "neondotprod", "neon", "portable").
 const char* cpu_kernels();
 
 /// Uses the set of this name from now on; empty: the best that the processor has. All give the same bits.

@@ -9,6 +9,8 @@ namespace memoir::kernels::cpu {
 extern const Kernels kAvx512Vnni;
 extern const Kernels kAvx512;
 extern const Kernels kAvx2;
+extern const Kernels kNeonDotprod;
+extern const Kernels kNeon;
 extern const Kernels kPortable;
 
 /// The sets of this build, the best first.

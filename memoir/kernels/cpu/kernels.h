@@ -39,7 +39,7 @@ struct Kernels {
 /// The set in use: the best that this processor has, unless choose_kernels() named another.
 const Kernels& kernels();
 
-/// Uses the set of this name (avx512vnni, avx512, avx2, portable) from now on; empty: the best one.
+/// Uses the set of this name (avx512vnni, avx512, avx2, neondotprod, neon, portable) from now on; empty: the best one.
 /// Throws std::invalid_argument, naming those there are, if this build or processor doesn't have it.
 void choose_kernels(std::string_view name);
 

@@ -39,6 +39,7 @@ const RecurrentKernels& recurrent_kernels();
 
 extern const RecurrentKernels kRecurrentAvx512;
 extern const RecurrentKernels kRecurrentAvx2;
+extern const RecurrentKernels kRecurrentNeon;
 extern const RecurrentKernels kRecurrentPortable;
 
 /// The sets of this build, in the order of built_kernels().
