@@ -79,6 +79,42 @@ TEST_F(CliCache, GenerateGoesOnWhereTheFileEnds) {
   EXPECT_EQ(run("cache check " + file()).status, 0);
 }
 
+TEST_F(CliCache, TheFormThatTheOptionsAskForStaysThatOfTheFile) {
+  for (const std::string kv : {"f16", "bf16"}) {
+    const auto expected = nlohmann::json::parse(generate("1,2,3,4,5,6", "--kv " + kv).out).at("tokens");
+    std::filesystem::remove(file());
+    ASSERT_EQ(generate("1,2,3,4", "--kv " + kv + " --prompt-cache " + file()).status, 0);
+    test::fs::copy_file(file(), in_folder(kv));
+    for (const std::string& again : {"--kv " + kv, std::string()}) {
+      test::write_file(file(), test::read_file(in_folder(kv)));
+      const Outcome second = generate("1,2,3,4,5,6", again + " --prompt-cache " + file());
+      ASSERT_EQ(second.status, 0) << kv << second.err;
+      EXPECT_EQ(nlohmann::json::parse(second.out).at("cached_tokens"), 4);
+      EXPECT_EQ(nlohmann::json::parse(second.out).at("tokens"), expected) << kv;
+    }
+    const std::string bytes = test::read_file(file());
+    const Outcome other = generate("1,2,3,4,5,6", "--kv f32 --prompt-cache " + file());
+    EXPECT_EQ(other.status, 1);
+    EXPECT_NE(other.err.find("--kv"), std::string::npos) << other.err;
+    EXPECT_EQ(test::read_file(file()), bytes);
+  }
+}
+
+// A ring that has turned can't go back, so nothing of the file is used.
+TEST_F(CliCache, AMissGivesWhatTheSameCommandGivesWithoutAFile) {
+  const std::string command = "generate -m " + test::data("mistral").string() +
+                              " --tokens 1,2,3,4,5,6,7,8,9,10,11,12 -n 30 --temp 0 --json --kv bf16 ";
+  const Outcome alone = run(command);
+  ASSERT_EQ(alone.status, 0) << alone.err;
+  const auto expected = nlohmann::json::parse(alone.out).at("tokens");
+  for (int i = 0; i < 3; ++i) {
+    const Outcome outcome = run(command + "--prompt-cache " + file());
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(nlohmann::json::parse(outcome.out).at("tokens"), expected) << i;
+    EXPECT_NE(run("cache show " + file()).out.find("BF16"), std::string::npos);
+  }
+}
+
 TEST_F(CliCache, GenerateLeavesFilesAloneThatItCanNotUse) {
   const auto refused = [&](const std::string& bytes, const std::string& reason) {
     test::write_file(file(), bytes);

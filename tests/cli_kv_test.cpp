@@ -36,7 +36,8 @@ TEST_F(CliKv, AnswersRightInEveryFormat) {
 
 // The bits don't depend on the chunks, in any format, also once a ring has turned.
 TEST_F(CliKv, LogitsAreTheSameBytesInChunksOfAnySize) {
-  for (const char* options : {"--kv f16", "--kv q8", "--kv q4", "--max-kv-size 16", "--kv q5 --max-kv-size 20"}) {
+  for (const char* options : {"--kv f16", "--kv q8", "--kv q4", "--max-kv-size 16", "--kv q5 --max-kv-size 20",
+                              "--kv q4 --quantized-kv-start 10", "--kv q8 --quantized-kv-start 20 --max-kv-size 30"}) {
     const std::string whole = logits(options);
     for (const char* chunk : {" --chunk 1", " --chunk 7"}) {
       EXPECT_TRUE(logits(std::string(options) + chunk) == whole) << options << chunk;
@@ -52,6 +53,19 @@ TEST_F(CliKv, ASizeThatIsNotReachedChangesNothing) {
   EXPECT_FALSE(logits("--max-kv-size 40") == plain);
   EXPECT_FALSE(logits("--kv q8") == plain);
   EXPECT_FALSE(logits("--kv q8 --quantized-kv-start 10 --chunk 7") == plain);
+}
+
+// Drafts neither: those that would pass the number at which rows are quantized wait.
+TEST_F(CliKv, DraftsChangeNothingWhereRowsAreQuantizedInTheMiddle) {
+  for (const char* options : {"--kv q3 --quantized-kv-start 22", "--kv q2 --quantized-kv-start 24"}) {
+    const std::string generate = std::string("generate -m ") + MEMOIR_TEST_SMOLLM2 +
+                                 " --raw -n 40 --temp 0 -p 'the cat sat on the mat. the cat sat on the' " + options;
+    const Outcome plain = run(generate);
+    ASSERT_EQ(plain.status, 0) << plain.err;
+    for (const char* draft : {" --draft ngram --draft-max 3", " --draft ngram --draft-max 8", " --prefill-chunk 3"}) {
+      EXPECT_EQ(run(generate + draft).out, plain.out) << options << draft;
+    }
+  }
 }
 
 TEST_F(CliKv, RefusesWhatCannotBe) {

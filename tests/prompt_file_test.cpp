@@ -545,5 +545,26 @@ TEST(Fitted, RefusesOtherKindsWindowsAndCounts) {
   EXPECT_EQ(fitted(model_of(fed({}, 3)), model_of(make_kv_cache({.quantization = KVQuantization{}}))).offset(), 3);
 }
 
+TEST(Fitted, RowsStayInTheirTypeAndFormUnlessAnotherIsAskedFor) {
+  const auto rows = [](int n) { return mx::ones({1, 2, n, 32}); };
+  const auto fit = [&](const KVOptions& own, const KVOptions& asked) {
+    auto cache = make_kv_cache(own);
+    cache->update(rows(3), rows(3));
+    return fitted(model_of(std::move(cache)), model_of(make_kv_cache(asked)));
+  };
+  const KVQuantization eight{8, 32};
+  ModelCache halves = fit({.dtype = mx::float16}, {});
+  auto& layer = dynamic_cast<KVCache&>(halves.layer(0));
+  layer.update(rows(1), rows(1));
+  EXPECT_EQ(layer.state()[0].dtype(), mx::float16);
+  EXPECT_EQ(fit({.dtype = mx::float16}, {.dtype = mx::float16}).offset(), 3);
+  EXPECT_EQ(fit({.dtype = mx::float16, .quantization = eight}, {.quantization = eight}).offset(), 3);
+  EXPECT_EQ(fit({.quantization = eight}, {}).layer(0).kind(), "QuantizedKVCache");
+  EXPECT_THROW(fit({.dtype = mx::float16}, {.dtype = mx::float32}), std::invalid_argument);
+  EXPECT_THROW(fit({}, {.dtype = mx::float16}), std::invalid_argument);
+  EXPECT_THROW(fit({.quantization = eight}, {.dtype = mx::float32}), std::invalid_argument);
+  EXPECT_THROW(fit({.quantization = eight}, {.quantization = KVQuantization{4, 32}}), std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace memoir::cache

@@ -108,6 +108,10 @@ KVOptions KVCache::options() const {
   return options;
 }
 
+void KVCache::keep_dtype() {
+  if (keys_) format_.dtype = keys_->dtype();
+}
+
 CacheKind KVCache::kind_of() const {
   const bool is_quantized = format_.quantization.has_value();
   if (layout_.window() > 0) return is_quantized ? CacheKind::kQuantizedRotating : CacheKind::kRotating;

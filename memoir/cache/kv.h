@@ -68,6 +68,10 @@ class KVCache final : public AttentionCache {
   void free() override;
   std::unique_ptr<LayerCache> copy() const override;
 
+  /// Further rows (or scales) are cast to the type of those there are, as if the options had asked for it. Nothing
+  /// where there are none.
+  void keep_dtype();
+
   /// AttentionCache::update. Without a dtype of the options, rows are stored in that of the first update and later ones
   /// must have the same; with one, f32, f16 and bf16 are taken and cast. Quantized: D must be a multiple of the group
   /// size.

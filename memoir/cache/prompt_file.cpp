@@ -15,6 +15,7 @@
 #include "memoir/cache/composite.h"
 #include "memoir/cache/kv.h"
 #include "memoir/cache/recurrent.h"
+#include "memoir/kernels/shape.h"
 
 namespace mx = mlx::core;
 
@@ -229,6 +230,35 @@ void fit_states(std::unique_ptr<LayerCache>& loaded, const RecurrentCache& made,
   loaded = std::move(cache);
 }
 
+// "a RotatingKVCache of float16 rows, a window of 21 and the first 4"
+std::string described(const KVOptions& options, std::string_view kind) {
+  std::string text = "a " + std::string(kind);
+  if (options.quantization) {
+    text += " of " + std::to_string(options.quantization->bits) + " bits in groups of " +
+            std::to_string(options.quantization->group_size);
+  } else if (options.dtype) {
+    text += " of " + kernels::dtype_text(*options.dtype) + " rows";
+  }
+  if (options.window) text += ", a window of " + std::to_string(*options.window);
+  if (options.keep > 0) text += " and the first " + std::to_string(options.keep);
+  if (options.chunk) text += ", chunks of " + std::to_string(*options.chunk);
+  return text;
+}
+
+bool is_form_asked_for(const KVOptions& own, const KVOptions& asked) {
+  if (own.quantization) return asked.quantization ? own.quantization == asked.quantization : !asked.dtype;
+  return asked.quantization || !asked.dtype || !own.dtype || own.dtype == asked.dtype;
+}
+
+void fit_rows(KVCache& own, const KVCache& made, const std::string& key) {
+  own.keep_dtype();
+  const KVOptions a = own.options();
+  const KVOptions b = made.options();
+  const bool is_same_layout = a.window == b.window && a.keep == b.keep && a.chunk == b.chunk;
+  if (is_same_layout && is_form_asked_for(a, b)) return;
+  refuse_layer(key, "is " + described(a, own.kind()) + ", expected " + described(b, made.kind()));
+}
+
 void fit_layer(std::unique_ptr<LayerCache>& loaded, const LayerCache* made, const std::string& key) {
   if (const auto* recurrent = dynamic_cast<const RecurrentCache*>(made); recurrent && loaded) {
     return fit_states(loaded, *recurrent, key);
@@ -250,14 +280,10 @@ void fit_layer(std::unique_ptr<LayerCache>& loaded, const LayerCache* made, cons
     return;
   }
   if (const auto* rows = dynamic_cast<const KVCache*>(made)) {
-    const auto* own = dynamic_cast<const KVCache*>(loaded.get());
+    auto* own = dynamic_cast<KVCache*>(loaded.get());
     if (!own) refuse_kind();
-    const KVOptions a = own->options();
-    const KVOptions b = rows->options();
-    if (a.window != b.window || a.keep != b.keep || a.chunk != b.chunk) {
-      refuse_layer(key, "keeps other positions than the model's: it is " + kind_text(own) + ", expected " +
-                            kind_text(rows) + " of the same window, keep and chunk");
-    }
+    if (!own->is_empty()) return fit_rows(*own, *rows, key);
+    loaded = made->copy();
     return;
   }
   if (loaded->kind() != made->kind()) refuse_kind();

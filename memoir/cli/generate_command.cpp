@@ -212,8 +212,19 @@ void write_samples(const engine::Samples& samples, const GenerateArguments& argu
   }
 }
 
+// The samples share cells of keys and values, which other layers don't have.
+void check_can_share(const cache::ModelCache& cache) {
+  for (std::size_t i = 0; i < cache.n_layers(); ++i) {
+    const cache::LayerCache* layer = cache.find(i);
+    if (!layer || dynamic_cast<const cache::AttentionCache*>(layer)) continue;
+    throw UsageError("--n: layer " + std::to_string(i) + " of the model has a " + std::string(layer->kind()) +
+                     ", and several continuations need layers of attention alone");
+  }
+}
+
 int run_samples(const GenerateArguments& arguments, const model::LoadedModel& loaded,
                 const std::vector<TokenId>& prompt, const engine::GenerateOptions& options) {
+  check_can_share(loaded.model->make_cache());
   const auto [cache, n] = std::pair(arguments.kv.cache_options(loaded.model->config()), arguments.n_samples);
   const text::Tokenizer* tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr;
   write_samples(engine::generate_samples(*loaded.model, cache, prompt, options, n, tokenizer), arguments,

@@ -47,7 +47,9 @@ void PromptCache::load_into(engine::Session& session) {
   try {
     session.adopt(std::move(found_->cache), std::move(*found_->metadata.tokens));
   } catch (const std::invalid_argument& refusal) {
-    throw UnsupportedError(path_, "", refusal.what());
+    throw UnsupportedError(
+        path_, "",
+        std::string(refusal.what()) + "; --kv and --max-kv-size have to be as when it was written, or --kv left out");
   }
   found_.reset();
 }

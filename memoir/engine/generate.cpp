@@ -111,7 +111,8 @@ bool Generation::is_cancelled() {
 void Generation::prefill(std::span<const TokenId> rest, int n_total) {
   const auto n_chunk = static_cast<std::size_t>(options_.prefill_chunk);
   while (!rest.empty() && !is_cancelled()) {
-    const std::size_t n_tokens = std::min(n_chunk, rest.size());
+    const std::size_t n_tokens =
+        std::min({n_chunk, rest.size(), static_cast<std::size_t>(session_.n_until_quantized())});
     const std::span<const TokenId> chunk = rest.first(n_tokens);
     rest = rest.subspan(n_tokens);
     const Scheduled scheduled = forward(chunk, model::LogitRows::kLast, rest.empty());
@@ -169,7 +170,8 @@ std::span<float> Generation::next_row() {
 std::vector<TokenId> Generation::drafts_after(TokenId token) {
   text_.push_back(token);
   const int n_room = session_.context() - static_cast<int>(session_.tokens().size()) - 1;
-  const int limit = std::min({options_.max_drafts, options_.max_tokens - n_generated_ - 1, n_room});
+  const int limit =
+      std::min({options_.max_drafts, options_.max_tokens - n_generated_ - 1, n_room, session_.n_until_quantized() - 1});
   if (limit < 1) return {};
   const int n_max = options_.adapts_drafts ? options_.drafter->length().choose(limit) : limit;
   if (n_max < 1) return {};

@@ -1,6 +1,7 @@
 #include "memoir/engine/session.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -58,9 +59,11 @@ void Session::drop(int n_tokens) {
   const std::vector<TokenId> rest = std::exchange(tokens_, {});
   cache_.free();
   constexpr std::size_t kChunk = 512;
-  for (std::size_t done = 0; done < rest.size(); done += kChunk) {
-    forward(std::span(rest).subspan(done, std::min(kChunk, rest.size() - done)), model::LogitRows::kNone);
+  for (std::size_t done = 0; done < rest.size();) {
+    const std::size_t n = std::min({kChunk, rest.size() - done, static_cast<std::size_t>(n_until_quantized())});
+    forward(std::span(rest).subspan(done, n), model::LogitRows::kNone);
     cache_.materialize();
+    done += n;
   }
 }
 
@@ -123,7 +126,9 @@ void Session::adopt(cache::ModelCache cache, std::vector<TokenId> tokens) {
     refuse("the cache has " + std::to_string(cache.offset()) + " tokens, more than the model's context of " +
            std::to_string(model_.context()));
   }
-  cache::ModelCache adopted = cache::fitted(std::move(cache), model_.make_cache(options_));
+  cache::CacheOptions in_the_end = options_;
+  in_the_end.quantize_from = 0;
+  cache::ModelCache adopted = cache::fitted(std::move(cache), model_.make_cache(in_the_end));
   roll_back_draft();
   if (store_) {
     record_pass();
@@ -133,6 +138,12 @@ void Session::adopt(cache::ModelCache cache, std::vector<TokenId> tokens) {
   tokens_ = std::move(tokens);
   if (store_ && !tokens_.empty()) store_->follow(lease_, cache_, {tokens_, static_cast<int>(tokens_.size())});
   dropped_.clear();
+}
+
+// Also in the form that the options ask for, which what was adopted or quantized need not have had.
+void Session::begin_anew() {
+  if (cache_.offset() > 0) cache_ = model_.make_cache(options_);
+  tokens_.clear();
 }
 
 int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_ends, int lookahead) {
@@ -145,11 +156,10 @@ int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_en
     record_pass();
     store_->end(lease_, cache_);
   }
-  if (cache_.rewind(static_cast<int>(n_usable))) {
+  if (n_usable > 0 && cache_.rewind(static_cast<int>(n_usable))) {
     tokens_.resize(n_usable);
   } else {
-    cache_.free();
-    tokens_.clear();
+    begin_anew();
   }
   if (store_ && !prompt.empty()) {
     const prefix::KnownTokens known{prompt, static_cast<int>(prompt.size()), turn_ends};
@@ -165,6 +175,15 @@ int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_en
   return static_cast<int>(tokens_.size());
 }
 
+int Session::n_until_quantized() const {
+  const int n = options_.quantization ? options_.quantize_from - cache_.offset() : 0;
+  return n > 0 ? n : std::numeric_limits<int>::max();
+}
+
+void Session::quantize_if_due() {
+  if (options_.quantization && !draft_) cache_.to_quantized(*options_.quantization, options_.quantize_from);
+}
+
 template <typename Run>
 auto Session::take_in(std::span<const TokenId> tokens, const Run& run) {
   // The tokens first: appending can throw, and must not once the cache has moved.
@@ -175,7 +194,7 @@ auto Session::take_in(std::span<const TokenId> tokens, const Run& run) {
     if (store_) store_->prepare(lease_, cache_, tokens);
     auto result = run();
     has_pass_ = true;
-    if (options_.quantization && !draft_) cache_.to_quantized(*options_.quantization, options_.quantize_from);
+    quantize_if_due();
     return result;
   } catch (...) {
     if (store_) store_->cancel_pass(lease_, cache_);
@@ -207,6 +226,7 @@ void Session::commit_draft(int n_tokens) {
   draft_->commit(n_tokens);
   tokens_.resize(n_before_draft_ + static_cast<std::size_t>(n_tokens));
   draft_.reset();
+  quantize_if_due();
 }
 
 void Session::roll_back_draft() noexcept {

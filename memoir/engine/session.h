@@ -81,6 +81,11 @@ class Session {
   /// The same with hidden states, as Model::forward_with_hidden.
   model::Pass forward_with_hidden(std::span<const TokenId> tokens, model::LogitRows rows, model::LogitRows hidden_rows);
 
+  /// The most tokens that a pass may take in for rows to be quantized just at the number that the options say, so that
+  /// chunks and drafts change no bits: what is missing to it; once there are as many, or where none is said, any
+  /// number.
+  int n_until_quantized() const;
+
   /// Opens a transaction (cache/transaction.h) over the next n_max tokens at most, with its errors.
   void begin_draft(int n_max);
   bool has_draft() const { return draft_ != nullptr; }
@@ -101,6 +106,8 @@ class Session {
   auto take_in(std::span<const TokenId> tokens, const Run& run);
   void check_shift() const;
   void drop(int n_tokens);
+  void begin_anew();
+  void quantize_if_due();
   bool goes_on(std::span<const TokenId> prompt) const;
 
   const model::Model& model_;
