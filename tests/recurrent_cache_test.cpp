@@ -222,6 +222,101 @@ TEST(RecurrentCache, ATailDoesNotHoldItsForwardPass) {
   EXPECT_LT(mx::get_active_memory() - before, 64U << 10);
 }
 
+// ---- Replays
+
+TEST(RecurrentCache, WantsAReplayInATransactionAlone) {
+  RecurrentCache cache(kShape);
+  const Tokens tokens = range(1, 10);
+  feed(cache, tokens, 2);
+  EXPECT_FALSE(cache.wants_replay(4, 0));
+  cache.begin(4, InsideStates::kReplayed);
+  EXPECT_TRUE(cache.wants_replay(4, 1U << 30));
+  EXPECT_FALSE(cache.wants_replay(1, 0));  // nothing lies inside
+  EXPECT_EQ(cache.capture_steps(4, true), std::vector<int>{});
+  EXPECT_EQ(cache.capture_steps(4), (std::vector<int>{1, 2, 3}));  // of a layer that has none
+  cache.roll_back();
+  cache.begin(4, InsideStates::kCaptured);
+  EXPECT_FALSE(cache.wants_replay(4, 0));
+}
+
+// Capturing writes n - 1 states; a replay reads one, writes one, reads the inputs and takes some operations.
+TEST(RecurrentCache, ReplaysLargeStatesOfSeveralTokens) {
+  constexpr std::size_t kLarge = 2U << 20;  // Qwen3-Next's, of a layer
+  constexpr std::size_t kInputs = 9 * 70'000;
+  EXPECT_FALSE(is_replay_cheaper(1, kLarge, kInputs));
+  EXPECT_FALSE(is_replay_cheaper(2, kLarge, kInputs));
+  EXPECT_TRUE(is_replay_cheaper(9, kLarge, kInputs));
+  EXPECT_FALSE(is_replay_cheaper(9, 10'000, 1'000));  // a tail
+  EXPECT_FALSE(is_replay_cheaper(9, kLarge, 9 * kLarge));
+  RecurrentCache large({.state = {32, 128, 128}});
+  large.get(1, mx::float32);
+  large.begin(9);
+  EXPECT_TRUE(large.wants_replay(9, kInputs));
+  EXPECT_FALSE(large.wants_replay(2, kInputs));
+}
+
+TEST(RecurrentCache, ReplaysOnlyWhereSomeOfAPassIsTakenBack) {
+  const Tokens tokens = range(1, 12);
+  for (const int n_kept : {0, 1, 3, 4}) {
+    RecurrentCache cache(kShape);
+    feed(cache, tokens, 2);
+    cache.begin(4, InsideStates::kReplayed);
+    int n_replays = 0;
+    cache.put(states_after(prefix(tokens, 6)), 4, {}, [&](const RecurrentState& before, int n) {
+      ++n_replays;
+      return memoir::test::replay_of(prefix(tokens, 6), 2)(before, n);
+    });
+    cache.commit(n_kept);
+    EXPECT_EQ(n_replays, n_kept == 1 || n_kept == 3 ? 1 : 0) << n_kept;
+    expect_holds(cache, prefix(tokens, 2 + n_kept));
+  }
+}
+
+TEST(RecurrentCache, RefusesAReplayThatGivesOtherStates) {
+  RecurrentCache cache(kShape);
+  const Tokens tokens = range(1, 7);
+  cache.begin(6, InsideStates::kReplayed);
+  feed(cache, tokens, 2);
+  expect_refused(
+      [&] {
+        cache.put(states_after(tokens), 4, {states_after(tokens)},
+                  [](const RecurrentState& state, int) { return state; });
+      },
+      "1 captured states for 0 steps");
+  cache.put(states_after(tokens), 4, {}, [](const RecurrentState&, int) { return RecurrentState{}; });
+  expect_refused([&] { cache.commit(3); }, "[cache.replay]");
+  expect_holds(cache, tokens);
+  EXPECT_TRUE(cache.is_in_transaction());
+  cache.commit(2);
+  expect_holds(cache, prefix(tokens, 2));
+}
+
+// What the cache holds on to while a pass is open: with a replay two states, else one for each token.
+TEST(RecurrentCache, AReplayHoldsNoStatesInside) {
+  constexpr std::size_t kStateBytes = sizeof(float) * 8 * 64 * 64;
+  const auto bytes_held = [](InsideStates inside) {
+    RecurrentCache cache({.state = {8, 64, 64}});
+    cache.get(1, mx::float32);
+    const auto state = [](int i) { return RecurrentState{.state = mx::full({1, 8, 64, 64}, static_cast<float>(i))}; };
+    const std::size_t before = mx::get_active_memory();
+    cache.put(state(1), 1);
+    cache.begin(8, inside);
+    std::vector<RecurrentState> captured;
+    const bool has_replay = cache.wants_replay(8, 0);
+    for (const int step : cache.capture_steps(8, has_replay)) {
+      captured.push_back(state(step));
+      mx::eval(*captured.back().state);
+    }
+    cache.put(state(9), 8, captured, has_replay ? [](const RecurrentState& s, int) { return s; } : StateReplay{});
+    captured.clear();
+    cache.materialize();
+    mx::synchronize();
+    return mx::get_active_memory() - before;
+  };
+  EXPECT_GE(bytes_held(InsideStates::kCaptured), 8 * kStateBytes);
+  EXPECT_LT(bytes_held(InsideStates::kReplayed), 3 * kStateBytes);
+}
+
 TEST(RecurrentCache, SplitGivesTheWholeStateToTheLaterHalf) {
   RecurrentCache cache(kShape);
   const Tokens tokens = range(1, 11);

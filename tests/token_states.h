@@ -58,13 +58,26 @@ inline bool is_equal(const std::optional<mlx::core::array>& a, const std::option
   return a->shape() == b->shape() && a->dtype() == b->dtype() && mlx::core::array_equal(*a, *b).item<bool>();
 }
 
-// Takes in n more of the tokens, with the states that the cache asks for on the way.
+// Of a pass over the tokens from `begin` on: it has to be given the states that were there before it.
+inline cache::StateReplay replay_of(const Tokens& tokens, int begin) {
+  return [tokens, begin](const cache::RecurrentState& start, int n) {
+    const cache::RecurrentState expected = states_after(prefix(tokens, begin));
+    EXPECT_TRUE(is_equal(start.tail, expected.tail) && is_equal(start.state, expected.state)) << "from " << begin;
+    EXPECT_TRUE(n > 0 && begin + n < static_cast<int>(tokens.size())) << n << " from " << begin;
+    return states_after(prefix(tokens, begin + n));
+  };
+}
+
+// Takes in n more of the tokens, with the states that the cache asks for on the way, or a replay where it wants one.
 inline void feed(cache::RecurrentCache& cache, const Tokens& tokens, int n) {
   const int begin = cache.offset();
   cache.get(1, mlx::core::float32);
+  const bool has_replay = cache.wants_replay(n, 0);
   std::vector<cache::RecurrentState> captured;
-  for (const int step : cache.capture_steps(n)) captured.push_back(states_after(prefix(tokens, begin + step)));
-  cache.put(states_after(prefix(tokens, begin + n)), n, captured);
+  for (const int step : cache.capture_steps(n, has_replay))
+    captured.push_back(states_after(prefix(tokens, begin + step)));
+  cache.put(states_after(prefix(tokens, begin + n)), n, captured,
+            has_replay ? replay_of(prefix(tokens, begin + n), begin) : cache::StateReplay{});
 }
 
 inline void expect_holds(cache::RecurrentCache& cache, const Tokens& tokens) {

@@ -164,9 +164,19 @@ void append(Tokens& tokens, const Tokens& more) {
   tokens.insert(tokens.end(), more.begin(), more.end());
 }
 
+// With the states inside a pass captured, and made again.
+class EitherWay : public testing::TestWithParam<InsideStates> {};
+
+std::string way_name(InsideStates inside) {
+  return inside == InsideStates::kCaptured ? "Captured" : "Replayed";
+}
+
+INSTANTIATE_TEST_SUITE_P(Transaction, EitherWay, testing::Values(InsideStates::kCaptured, InsideStates::kReplayed),
+                         [](const auto& param) { return way_name(param.param); });
+
 // ---- What is kept (the acceptance tables: all, up to a mismatch, none; the bonus token is never part of it)
 
-TEST(Transaction, KeepsExactlyTheAcceptedBeginning) {
+TEST_P(EitherWay, KeepsExactlyTheAcceptedBeginning) {
   // Written: the present token and the drafts.
   for (const int n_written : {1, 2, 5, 16}) {
     for (int n = 0; n <= n_written; ++n) {
@@ -178,7 +188,7 @@ TEST(Transaction, KeepsExactlyTheAcceptedBeginning) {
         if (n_before > 0) feed(cache, tokens, n_before);
         Tokens drafted = tokens;
         append(drafted, random_tokens(random, n_written));
-        Transaction transaction = Transaction::begin(cache, 16);
+        Transaction transaction = Transaction::begin(cache, 16, GetParam());
         feed(transaction.cache(), drafted, n_written);
         EXPECT_EQ(transaction.n_written(), n_written);
         transaction.commit(n);
@@ -194,35 +204,35 @@ TEST(Transaction, KeepsExactlyTheAcceptedBeginning) {
   }
 }
 
-TEST(Transaction, KeepsABeginningOfSeveralForwardPasses) {
+TEST_P(EitherWay, KeepsABeginningOfSeveralForwardPasses) {
   for (int n = 0; n <= 7; ++n) {
     std::mt19937 random(2);
     ModelCache cache = hybrid();
     Tokens tokens = random_tokens(random, 20);
     feed(cache, tokens, 20);
     append(tokens, random_tokens(random, 7));
-    Transaction transaction = Transaction::begin(cache, 7);
+    Transaction transaction = Transaction::begin(cache, 7, GetParam());
     for (const int n_tokens : {3, 1, 2, 1}) feed(cache, tokens, n_tokens);
     transaction.commit(n);
     ASSERT_NO_FATAL_FAILURE(expect_holds(cache, prefix(tokens, 20 + n)));
   }
 }
 
-TEST(Transaction, LeavingItWithoutACommitRollsBack) {
+TEST_P(EitherWay, LeavingItWithoutACommitRollsBack) {
   std::mt19937 random(3);
   ModelCache cache = hybrid();
   const Tokens tokens = random_tokens(random, 12);
   Tokens drafted = tokens;
   append(drafted, random_tokens(random, 5));
   feed(cache, tokens, 12);
-  { const Transaction unused = Transaction::begin(cache, 5); }
+  { const Transaction unused = Transaction::begin(cache, 5, GetParam()); }
   {
-    Transaction transaction = Transaction::begin(cache, 5);
+    Transaction transaction = Transaction::begin(cache, 5, GetParam());
     feed(cache, drafted, 5);
   }
   ASSERT_NO_FATAL_FAILURE(expect_holds(cache, tokens));
   const auto fails = [&] {
-    Transaction transaction = Transaction::begin(cache, 5);
+    Transaction transaction = Transaction::begin(cache, 5, GetParam());
     feed(cache, drafted, 2);
     feed(*cache.find(0), drafted, 1);  // a forward pass that fails in the second layer
     throw std::runtime_error("");
@@ -231,11 +241,11 @@ TEST(Transaction, LeavingItWithoutACommitRollsBack) {
   ASSERT_NO_FATAL_FAILURE(expect_holds(cache, tokens));
 }
 
-TEST(Transaction, CommitsWhatEveryLayerHasAfterAFailedForwardPass) {
+TEST_P(EitherWay, CommitsWhatEveryLayerHasAfterAFailedForwardPass) {
   std::mt19937 random(4);
   ModelCache cache = hybrid();
   const Tokens tokens = random_tokens(random, 9);
-  Transaction transaction = Transaction::begin(cache, 9);
+  Transaction transaction = Transaction::begin(cache, 9, GetParam());
   feed(cache, tokens, 6);
   feed(*cache.find(0), tokens, 3);
   feed(*cache.find(7), tokens, 3);
@@ -245,13 +255,13 @@ TEST(Transaction, CommitsWhatEveryLayerHasAfterAFailedForwardPass) {
   ASSERT_NO_FATAL_FAILURE(expect_holds(cache, prefix(tokens, 6)));
 }
 
-TEST(Transaction, ARewindInsideGoesBackToTheBeginAtMost) {
+TEST_P(EitherWay, ARewindInsideGoesBackToTheBeginAtMost) {
   std::mt19937 random(5);
   ModelCache cache = hybrid();
   Tokens tokens = random_tokens(random, 10);
   feed(cache, tokens, 10);
   append(tokens, random_tokens(random, 6));
-  Transaction transaction = Transaction::begin(cache, 6);
+  Transaction transaction = Transaction::begin(cache, 6, GetParam());
   feed(cache, tokens, 6);
   EXPECT_FALSE(cache.rewind(9));
   ASSERT_TRUE(cache.rewind(14));
@@ -262,11 +272,11 @@ TEST(Transaction, ARewindInsideGoesBackToTheBeginAtMost) {
   ASSERT_NO_FATAL_FAILURE(expect_holds(cache, prefix(tokens, 15)));
 }
 
-TEST(Transaction, AnEmptyCacheIsEmptyAgainAndTakesAnotherBatch) {
+TEST_P(EitherWay, AnEmptyCacheIsEmptyAgainAndTakesAnotherBatch) {
   ModelCache cache = hybrid();
   const Tokens tokens = {4, 5, 6};
   {
-    Transaction transaction = Transaction::begin(cache, 3);
+    Transaction transaction = Transaction::begin(cache, 3, GetParam());
     feed(cache, tokens, 3);
   }
   ASSERT_NO_FATAL_FAILURE(expect_holds(cache, {}));
@@ -384,12 +394,12 @@ TEST(Transaction, TakesBackOnePositionOfSlots) {
 }
 
 // A snapshot that was asked for inside the drafts is of tokens that may be gone.
-TEST(Transaction, CapturesOfRejectedDraftsAreNotHandedOut) {
+TEST_P(EitherWay, CapturesOfRejectedDraftsAreNotHandedOut) {
   RecurrentCache cache(kShape);
   const Tokens tokens = {1, 2, 3, 4, 5, 6};
   test::feed(cache, tokens, 2);
   cache.capture_at({3, 5});
-  cache.begin(3);
+  cache.begin(3, GetParam());
   test::feed(cache, tokens, 3);
   cache.commit(2);
   const auto captured = cache.take_captured();
@@ -399,9 +409,33 @@ TEST(Transaction, CapturesOfRejectedDraftsAreNotHandedOut) {
   test::expect_holds(cache, prefix(tokens, 4));
 }
 
+// The states that were asked for inside a pass are handed out by its kernels also where the rest is replayed.
+TEST_P(EitherWay, CapturesInsideAPassWhileItIsOpen) {
+  RecurrentCache cache(kShape);
+  const Tokens tokens = {1, 2, 3, 4, 5, 6, 7};
+  test::feed(cache, tokens, 2);
+  cache.capture_at({4, 6});
+  cache.begin(5, GetParam());
+  test::feed(cache, tokens, 5);
+  ASSERT_TRUE(cache.restore(nullptr, 5));  // inside the pass, and further back inside it
+  cache.commit(1);
+  test::expect_holds(cache, prefix(tokens, 3));
+  auto captured = cache.take_captured();
+  EXPECT_EQ(captured[0], nullptr);
+  EXPECT_EQ(captured[1], nullptr);
+  cache.capture_at({4, 6});
+  cache.begin(4, GetParam());
+  test::feed(cache, tokens, 4);
+  cache.commit(2);
+  captured = cache.take_captured();
+  EXPECT_EQ(captured[1], nullptr);
+  ASSERT_TRUE(cache.restore(captured[0].get(), 4));
+  test::expect_holds(cache, prefix(tokens, 4));
+}
+
 // ---- The isolated variant
 
-TEST(Transaction, IsolatedLeavesTheLiveCacheUntouchedUntilCommit) {
+TEST_P(EitherWay, IsolatedLeavesTheLiveCacheUntouchedUntilCommit) {
   for (int n = 0; n <= 4; ++n) {
     std::mt19937 random(7);
     ModelCache cache = hybrid();
@@ -412,7 +446,7 @@ TEST(Transaction, IsolatedLeavesTheLiveCacheUntouchedUntilCommit) {
     cache.layer(1).on_snapshot_copied([&](const Snapshot&) { ++n_copied; });
     Tokens drafted = tokens;
     append(drafted, random_tokens(random, 4));
-    Transaction transaction = Transaction::begin_isolated(cache, 4);
+    Transaction transaction = Transaction::begin_isolated(cache, 4, GetParam());
     feed(transaction.cache(), drafted, 4);
     ASSERT_NO_FATAL_FAILURE(expect_holds(transaction.cache(), drafted));
     ASSERT_NO_FATAL_FAILURE(expect_holds(cache, tokens));
@@ -442,7 +476,7 @@ TEST(Transaction, IsolatedIsRefusedOnceTheLiveCacheHasMovedOn) {
 
 // ---- Cost
 
-TEST(Transaction, KeepingEverythingAllocatesNothing) {
+TEST_P(EitherWay, KeepingEverythingAllocatesNothing) {
   std::mt19937 random(8);
   ModelCache cache = hybrid();
   const Tokens tokens = random_tokens(random, 200);
@@ -450,11 +484,11 @@ TEST(Transaction, KeepingEverythingAllocatesNothing) {
   cache.materialize();
   for (int i = 0; i < 5; ++i) {
     EXPECT_EQ(memoir::test::held_allocation_bytes([&] {
-                Transaction::begin(cache, 8).commit(0);
+                Transaction::begin(cache, 8, GetParam()).commit(0);
                 return std::vector<mx::array>{};
               }),
               0U);
-    Transaction transaction = Transaction::begin(cache, 8);
+    Transaction transaction = Transaction::begin(cache, 8, GetParam());
     feed(cache, tokens, 8);
     cache.materialize();
     const std::size_t n_bytes = cache.size_bytes();
@@ -520,7 +554,7 @@ class RandomRun {
   int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
 
   void operate() {
-    switch (below(7)) {
+    switch (below(8)) {
       case 0:
         return take_in(cache_, tokens_, 1 + below(30));
       case 1:
@@ -531,6 +565,8 @@ class RandomRun {
         return restore();
       case 4:
         return rewind();
+      case 5:
+        return reload();
       default:
         return transact();
     }
@@ -562,6 +598,15 @@ class RandomRun {
     tokens_ = saved.tokens;
   }
 
+  // From what a file holds.
+  void reload() {
+    ModelCache loaded = hybrid();
+    for (std::size_t i = 0; i < cache_.n_layers(); ++i) {
+      if (LayerCache* layer = cache_.find(i)) loaded.layer(i).set_state(layer->state(), layer->meta_state());
+    }
+    cache_.replace(std::move(loaded));
+  }
+
   void rewind() {
     const int target = below(static_cast<int>(tokens_.size()) + 1);
     if (cache_.rewind(target)) tokens_.resize(static_cast<std::size_t>(target));
@@ -571,9 +616,11 @@ class RandomRun {
     const int n_max = 1 + below(Layout::kSlack);
     const int begin = static_cast<int>(tokens_.size());
     const bool is_isolated = below(3) == 0;
+    const InsideStates inside = std::vector{InsideStates::kCheaper, InsideStates::kCaptured,
+                                            InsideStates::kReplayed}[static_cast<std::size_t>(below(3))];
     const Tokens before = tokens_;
     Transaction transaction =
-        is_isolated ? Transaction::begin_isolated(cache_, n_max) : Transaction::begin(cache_, n_max);
+        is_isolated ? Transaction::begin_isolated(cache_, n_max, inside) : Transaction::begin(cache_, n_max, inside);
     while (transaction.n_written() < n_max && below(4) != 0) {
       take_in(transaction.cache(), tokens_, 1 + below(n_max - transaction.n_written()));
       if (!is_isolated && below(5) == 0) save();

@@ -292,7 +292,7 @@ bool ArraysCache::restore(const Snapshot* snapshot, int target) {
   return true;
 }
 
-void ArraysCache::begun(int) {
+void ArraysCache::begun(const OpenTransaction&) {
   before_ = {slots_, padding_};
 }
 

@@ -106,7 +106,7 @@ class ArraysCache : public LayerCache {
   std::string_view unfit_for_transaction(int n_max) const override { return n_max > 1 ? kind() : std::string_view(); }
 
  protected:
-  void begun(int n_max) override;
+  void begun(const OpenTransaction& transaction) override;
   void keep_first(int n) override;
   virtual std::unique_ptr<ArraysCache> make(int n_slots) const { return std::make_unique<ArraysCache>(n_slots); }
 

@@ -126,7 +126,7 @@ class BatchKVCache final : public LayerCache {
   std::string_view unfit_for_transaction(int) const override { return kind(); }
 
  protected:
-  void begun(int) override {}
+  void begun(const OpenTransaction&) override {}
   void keep_first(int) override {}
 
  private:

@@ -12,7 +12,7 @@ namespace mx = mlx::core;
 
 namespace memoir::cache {
 
-void LayerCache::begin(int n_max) {
+void LayerCache::begin(int n_max, InsideStates inside) {
   check_no_transaction("begin");
   if (n_max < 1) {
     throw std::invalid_argument("[cache.begin] n_max is " + std::to_string(n_max) + ", expected at least 1");
@@ -22,8 +22,9 @@ void LayerCache::begin(int n_max) {
     throw std::invalid_argument("[cache.begin] a " + std::string(unfit) + " can't take back any of " +
                                 std::to_string(n_max) + " positions");
   }
-  begun(n_max);
-  transaction_ = {offset(), n_max};
+  const OpenTransaction transaction{offset(), n_max, inside};
+  begun(transaction);
+  transaction_ = transaction;
 }
 
 void LayerCache::commit(int n) {

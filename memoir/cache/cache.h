@@ -10,6 +10,7 @@
 #include <mlx/array.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -27,6 +28,14 @@
 namespace memoir::cache {
 
 class RecurrentCache;
+
+/// How a recurrent layer comes to the state at a position inside a forward pass of a transaction, whose later positions
+/// are taken back.
+enum class InsideStates : std::uint8_t {
+  kCheaper,   // the cheaper of the two: is_replay_cheaper(), recurrent.h
+  kCaptured,  // the pass's kernels hand out the state after each position
+  kReplayed,  // they record their inputs, and run once more over the positions that are kept
+};
 
 class LayerCache {
  public:
@@ -112,7 +121,7 @@ class LayerCache {
 
   /// From here on what is written can be taken back. Copies and computes nothing.
   /// Throws std::invalid_argument if n_max < 1, one is open, or a kind is unfit.
-  void begin(int n_max);
+  void begin(int n_max, InsideStates inside = InsideStates::kCheaper);
 
   bool is_in_transaction() const { return transaction_.has_value(); }
 
@@ -130,10 +139,11 @@ class LayerCache {
   struct OpenTransaction {
     int begin;  // the offset
     int n_max;
+    InsideStates inside;
   };
 
   /// What a kind does at begin(); transaction_ is not set yet.
-  virtual void begun(int n_max) = 0;
+  virtual void begun(const OpenTransaction& transaction) = 0;
 
   /// Brings an open transaction to its first n positions; what begun() kept goes.
   virtual void keep_first(int n) = 0;

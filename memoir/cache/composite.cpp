@@ -292,11 +292,11 @@ std::string_view CacheList::unfit_for_transaction(int n_max) const {
   return {};
 }
 
-void CacheList::begun(int n_max) {
+void CacheList::begun(const OpenTransaction& transaction) {
   std::size_t n_begun = 0;
   try {
     for (; n_begun < children_.size(); ++n_begun) {
-      if (children_[n_begun]) children_[n_begun]->begin(n_max);
+      if (children_[n_begun]) children_[n_begun]->begin(transaction.n_max, transaction.inside);
     }
   } catch (...) {
     for (std::size_t i = 0; i < n_begun; ++i) {

@@ -79,7 +79,7 @@ class CacheList final : public LayerCache {
   std::string_view unfit_for_transaction(int n_max) const override;
 
  protected:
-  void begun(int n_max) override;
+  void begun(const OpenTransaction& transaction) override;
   void keep_first(int n) override;
 
  private:

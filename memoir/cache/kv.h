@@ -106,7 +106,7 @@ class KVCache final : public AttentionCache {
   std::string_view unfit_for_transaction(int n_max) const override;
 
  protected:
-  void begun(int) override { began_without_rows_ = !keys_; }
+  void begun(const OpenTransaction&) override { began_without_rows_ = !keys_; }
   void keep_first(int n) override;
 
  private:

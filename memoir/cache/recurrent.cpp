@@ -55,11 +55,19 @@ int batch_of(const StateArrays& arrays) {
   return 0;
 }
 
+// What the operations of a replay cost, as bytes of memory that could have been written meanwhile.
+constexpr std::size_t kReplayBytes = 100'000;
+
 std::vector<std::vector<int>> numbers_of(const Padding& padding) {
   return {padding.left(), padding.lengths(), padding.offsets()};
 }
 
 }  // namespace
+
+bool is_replay_cheaper(int n_tokens, std::size_t state_bytes, std::size_t input_bytes) {
+  const auto n_captured = static_cast<std::size_t>(std::max(n_tokens - 1, 0));
+  return n_captured * state_bytes > 2 * state_bytes + input_bytes + kReplayBytes;
+}
 
 RecurrentCache::RecurrentCache(const RecurrentShape& shape) : shape_(shape) {
   const bool has_tail = shape.tail_tokens > 0;
@@ -121,11 +129,13 @@ StateArrays RecurrentCache::checked(const RecurrentState& states, const char* fu
   return arrays;
 }
 
-void RecurrentCache::put(const RecurrentState& after, int n_tokens, const std::vector<RecurrentState>& captured) {
+void RecurrentCache::put(const RecurrentState& after, int n_tokens, const std::vector<RecurrentState>& captured,
+                         StateReplay replay) {
   if (n_tokens < 1) refuse("put", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 1");
   if (n_tokens > kMaxOffset - offset_) refuse("put", "the offset would pass 2^30");
   check_room("put", n_tokens);
-  const std::vector<int> steps = capture_steps(n_tokens);
+  const bool has_replay = replay != nullptr;
+  const std::vector<int> steps = capture_steps(n_tokens, has_replay);
   if (captured.size() != steps.size()) {
     refuse("put", std::to_string(captured.size()) + " captured states for " + std::to_string(steps.size()) + " steps");
   }
@@ -143,8 +153,12 @@ void RecurrentCache::put(const RecurrentState& after, int n_tokens, const std::v
   if (arrays[0]) arrays[0] = compact(*arrays[0]);
   for (std::size_t i = 0; i < steps.size(); ++i) capture(offset_ + steps[i], inside[i]);
   if (transaction_) {
-    at_step_.insert(at_step_.end(), std::make_move_iterator(inside.begin()), std::make_move_iterator(inside.end()));
-    at_step_.push_back(arrays);
+    if (points_.back().arrays.empty()) points_.back().arrays = arrays_;  // zeros, made since the begin
+    points_.back().replay = std::move(replay);
+    for (std::size_t i = 0; i < steps.size() && !has_replay; ++i) {
+      points_.push_back({offset_ + steps[i], std::move(inside[i]), {}});
+    }
+    points_.push_back({offset_ + n_tokens, arrays, {}});
   }
   arrays_ = std::move(arrays);
   padding_.advance(n_tokens, offset_);
@@ -229,9 +243,15 @@ void RecurrentCache::capture_at(const std::vector<int>& offsets) {
   capture(offset_, arrays_);
 }
 
-std::vector<int> RecurrentCache::capture_steps(int n_tokens) const {
+bool RecurrentCache::wants_replay(int n_tokens, std::size_t input_bytes) const {
+  if (!transaction_ || n_tokens < 2) return false;
+  if (transaction_->inside != InsideStates::kCheaper) return transaction_->inside == InsideStates::kReplayed;
+  return is_replay_cheaper(n_tokens, bytes_of(arrays_), input_bytes);
+}
+
+std::vector<int> RecurrentCache::capture_steps(int n_tokens, bool has_replay) const {
   std::vector<int> steps;
-  if (transaction_) {
+  if (transaction_ && !has_replay) {
     for (int step = 1; step < n_tokens; ++step) steps.push_back(step);
     return steps;
   }
@@ -299,7 +319,7 @@ void RecurrentCache::materialize() const {
 void RecurrentCache::free() {
   arrays_.clear();
   captures_.clear();
-  at_step_.clear();
+  points_.clear();
   padding_ = {};
   transaction_.reset();
   offset_ = 0;
@@ -323,10 +343,21 @@ bool RecurrentCache::can_rewind(int target) const {
   return target == offset_ || (transaction_ && target >= transaction_->begin && target < offset_);
 }
 
+// Of the open transaction: the states at target.
+StateArrays RecurrentCache::arrays_at(int target) const {
+  const auto behind = std::ranges::upper_bound(points_, target, {}, &Point::offset);
+  const Point& point = *std::prev(behind);
+  if (point.offset == target) return point.arrays;
+  const RecurrentState states = point.replay({point.arrays[0], point.arrays[1]}, target - point.offset);
+  return checked(states, "replay");
+}
+
 // To an offset of the open transaction. A snapshot asked for behind it is of tokens that are gone.
 void RecurrentCache::go_back_to(int target) {
-  at_step_.resize(static_cast<std::size_t>(target - transaction_->begin) + 1);
-  arrays_ = at_step_.back();
+  arrays_ = arrays_at(target);
+  while (points_.back().offset > target) points_.pop_back();
+  if (points_.back().offset < target) points_.push_back({target, arrays_, {}});
+  if (target == 0) arrays_.clear();
   offset_ = target;
   for (Capture& capture : captures_) {
     if (capture.offset > target) capture.snapshot.reset();
@@ -342,7 +373,7 @@ void RecurrentCache::keep_first(int n) {
       if (n > 0 && a) a = compact(*a);
     }
   }
-  at_step_.clear();
+  points_.clear();
 }
 
 bool RecurrentCache::restore(const Snapshot* snapshot, int target) {

@@ -5,7 +5,8 @@
 //
 // A state can't be rewound: what a token added can't be taken out. So restore() takes exact offsets alone, and where a
 // state will be asked for again it has to be kept: by snapshot(), or by capture_at() for offsets inside a forward pass,
-// whose kernels hand the states out on the way.
+// whose kernels hand the states out on the way. In a transaction it may also be made again: from the state before the
+// pass and the inputs that its kernels took.
 //
 // For one stream or a batch, whose sequences may be padded on either side (padding.h): which columns are real is for
 // the kernels, RecurrenceOptions::spans.
@@ -14,6 +15,8 @@
 
 #include <mlx/array.h>
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +43,15 @@ struct RecurrentState {
   std::optional<mlx::core::array> state = std::nullopt;  // [B, ...] float32
 };
 
+/// What a forward pass's kernels make of the state before it in its first n_tokens tokens, at least 1 and fewer than
+/// all. Holds the inputs that they took. Lazy, and to the bit what they would have handed out after so many.
+using StateReplay = std::function<RecurrentState(const RecurrentState& before, int n_tokens)>;
+
+/// True if a pass of n_tokens in a transaction should record its inputs (so many bytes) rather than capture the states
+/// (of state_bytes each) inside. Capturing writes n_tokens - 1 of them in every pass. A replay comes to pass if some of
+/// the drafts are wrong: it reads one state and the inputs, writes one state, and takes some operations more.
+bool is_replay_cheaper(int n_tokens, std::size_t state_bytes, std::size_t input_bytes);
+
 class RecurrentCache final : public LayerCache {
  public:
   /// Throws std::invalid_argument if a size is negative or there is neither a tail nor a state.
@@ -53,10 +65,11 @@ class RecurrentCache final : public LayerCache {
   RecurrentState get(int n_sequences, mlx::core::Dtype dtype);
 
   /// The states after n_tokens more columns. The tail is copied where it is part of a larger
-  /// buffer. captured: the states after each of capture_steps(n_tokens), in order.
+  /// buffer. captured: the states after each of capture_steps(n_tokens, replay given), in order.
   /// Throws std::invalid_argument, the cache unchanged, if shapes, types, the batch or the number of captured states
   /// don't fit, n_tokens < 1, or the offset would pass 2^30.
-  void put(const RecurrentState& after, int n_tokens, const std::vector<RecurrentState>& captured = {});
+  void put(const RecurrentState& after, int n_tokens, const std::vector<RecurrentState>& captured = {},
+           StateReplay replay = {});
 
   // ---- A batch
 
@@ -95,8 +108,12 @@ class RecurrentCache final : public LayerCache {
   void capture_at(const std::vector<int>& offsets);
 
   /// The steps inside the next n_tokens (each from 1 to n_tokens - 1) whose states put() will ask for: for
-  /// RecurrenceOptions::capture.
-  std::vector<int> capture_steps(int n_tokens) const;
+  /// RecurrenceOptions::capture. In a transaction all of them, but for a pass that gives put() a replay.
+  std::vector<int> capture_steps(int n_tokens, bool has_replay = false) const;
+
+  /// True if the next pass, of n_tokens, should give put() a replay, for which it holds on to input_bytes: in a
+  /// transaction, where that was asked for or is cheaper. A layer without a replay need not ask.
+  bool wants_replay(int n_tokens, std::size_t input_bytes) const;
 
   /// One snapshot for each offset asked for, from the offset before it; null where that hasn't been reached, and at
   /// offset 0. Ends the asking.
@@ -132,12 +149,12 @@ class RecurrentCache final : public LayerCache {
   int trim(int n_tokens) override;
   bool is_trimmable() const override { return false; }
 
-  /// Fit: while a transaction is open, capture_steps() asks for every step, and put() keeps the states as they come,
-  /// without a copy. Not fit: a padded batch.
+  /// Fit: while a transaction is open, put() keeps the states as they come, without a copy, and inside a pass the
+  /// states of all steps or its replay. Not fit: a padded batch.
   std::string_view unfit_for_transaction(int) const override { return padding_.is_even() ? "" : kind(); }
 
  protected:
-  void begun(int) override { at_step_ = {arrays_}; }
+  void begun(const OpenTransaction& transaction) override { points_ = {{transaction.begin, arrays_, {}}}; }
   void keep_first(int n) override;
 
  private:
@@ -147,10 +164,18 @@ class RecurrentCache final : public LayerCache {
     std::unique_ptr<Snapshot> snapshot;
   };
 
+  // Of an open transaction: an offset that can be gone back to, and how to come from there to those before the next.
+  struct Point {
+    int offset;
+    StateArrays arrays;
+    StateReplay replay;  // of the pass that began here, unless there is a point behind each of its tokens
+  };
+
   StateArrays checked(const RecurrentState& states, const char* function) const;
   bool fits(const StateArrays& arrays) const;
   void drop_other_batch();
   void capture(int offset, const StateArrays& arrays);
+  StateArrays arrays_at(int target) const;
   void go_back_to(int target);
 
   RecurrentShape shape_;
@@ -158,7 +183,7 @@ class RecurrentCache final : public LayerCache {
   int offset_ = 0;
   Padding padding_;
   std::vector<Capture> captures_;
-  std::vector<StateArrays> at_step_;  // of an open transaction: after each of its tokens, that at its begin first
+  std::vector<Point> points_;  // ascending, the begin first; none outside a transaction
 };
 
 }  // namespace memoir::cache

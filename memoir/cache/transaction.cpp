@@ -42,13 +42,14 @@ std::optional<Transaction::Refusal> Transaction::refusal(const ModelCache& cache
   return std::nullopt;
 }
 
-Transaction::Transaction(ModelCache& cache, int n_max, Target target) : live_(cache), begin_(cache.offset()) {
+Transaction::Transaction(ModelCache& cache, int n_max, InsideStates inside, Target target)
+    : live_(cache), begin_(cache.offset()) {
   check_begin(cache, n_max);
   if (target == Target::kCopy) copy_.emplace(cache.copy());
   try {
     for (std::size_t i = 0; i < cache.n_layers(); ++i) {
       LayerCache* layer = subject().find(i);
-      if (layer) layer->begin(n_max);
+      if (layer) layer->begin(n_max, inside);
     }
   } catch (...) {
     roll_back_layers(subject());
@@ -56,12 +57,12 @@ Transaction::Transaction(ModelCache& cache, int n_max, Target target) : live_(ca
   }
 }
 
-Transaction Transaction::begin(ModelCache& cache, int n_max) {
-  return Transaction(cache, n_max, Target::kLive);
+Transaction Transaction::begin(ModelCache& cache, int n_max, InsideStates inside) {
+  return Transaction(cache, n_max, inside, Target::kLive);
 }
 
-Transaction Transaction::begin_isolated(ModelCache& cache, int n_max) {
-  return Transaction(cache, n_max, Target::kCopy);
+Transaction Transaction::begin_isolated(ModelCache& cache, int n_max, InsideStates inside) {
+  return Transaction(cache, n_max, inside, Target::kCopy);
 }
 
 Transaction::~Transaction() {

@@ -3,11 +3,13 @@
 // Positions that may have to be taken back: drafts are fed to a model as any tokens are, and then exactly those that
 // turned out right are kept. Over every layer of a ModelCache at once, whatever its kind:
 //   keys and values  an index move: a flat cache takes back any number, a ring or chunk keeps kSlack rows for that
-//   recurrent        the state after each position is held while the transaction is open (the kernels hand them out)
+//   recurrent        the state after each forward pass is held while the transaction is open; inside a pass that after
+//                    each position (the kernels hand them out) or the pass's inputs, to run the kernels once more
 //   slots            one position: the slots as they were at the begin are held
 //   composite        all children or none; a layer without a cache has nothing to keep
-// So keeping all positions copies and computes nothing, nor does taking all back; keeping some of them takes a compact
-// copy of a recurrent state where that is a part of its kernel's result.
+// So keeping all positions copies and computes nothing, nor does taking all back. Keeping some of a pass's takes a
+// compact copy of a recurrent state where that is a part of its kernel's result, or runs the recurrent kernels over
+// them, as a part of the next pass's graph: the same bits.
 //
 // While one is open the cache is used as always (forward, snapshot, view, copy), and rewinds as far as the begin.
 // Layers refuse a restore from a snapshot and set_state(); free() ends their part.
@@ -33,14 +35,15 @@ class Transaction {
   /// What begin() would refuse for want of a kind's ability; nullopt if every layer can take back n_max positions.
   static std::optional<Refusal> refusal(const ModelCache& cache, int n_max);
 
-  /// Opens one on the live cache, for at most n_max positions: writing more throws std::invalid_argument.
+  /// Opens one on the live cache, for at most n_max positions: writing more throws std::invalid_argument. `inside`: for
+  /// recurrent layers; what is cheaper is right but for tests and measurements.
   /// Throws std::invalid_argument, the cache unchanged, if n_max < 1, one is open already (they don't nest), or a layer
   /// is of a kind that can't (the message names layer and kind).
-  static Transaction begin(ModelCache& cache, int n_max);
+  static Transaction begin(ModelCache& cache, int n_max, InsideStates inside = InsideStates::kCheaper);
 
   /// The same on a copy: the live cache is not touched until commit() moves the result into it. The first write to the
   /// copy copies the live buffers. References to the live cache's layers are void after the commit.
-  static Transaction begin_isolated(ModelCache& cache, int n_max);
+  static Transaction begin_isolated(ModelCache& cache, int n_max, InsideStates inside = InsideStates::kCheaper);
 
   /// Rolls back what has not been committed.
   ~Transaction();
@@ -66,7 +69,7 @@ class Transaction {
 
  private:
   enum class Target { kLive, kCopy };
-  Transaction(ModelCache& cache, int n_max, Target target);
+  Transaction(ModelCache& cache, int n_max, InsideStates inside, Target target);
 
   const ModelCache& subject() const { return copy_ ? *copy_ : live_; }
 

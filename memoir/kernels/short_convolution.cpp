@@ -77,6 +77,12 @@ RecurrenceShape shape_of(const mx::array& x, const ShortConvolution& spec) {
   return {x.shape(), x.dtype(), {x.shape(0), spec.weight.shape(0) - 1, x.shape(2)}, x.dtype()};
 }
 
+// A copy, so that a tail doesn't keep the whole call's inputs in memory.
+mx::array last_of(const mx::array& joined, int n_tail) {
+  const int end = joined.shape(1);
+  return mx::contiguous(CallPart{0, joined.shape(0), end - n_tail, end}.of(joined));
+}
+
 }  // namespace
 
 Recurrence composed_short_convolution(const mx::array& x, const ShortConvolution& spec,
@@ -90,9 +96,7 @@ Recurrence composed_short_convolution(const mx::array& x, const ShortConvolution
     mx::array y = mx::conv1d(joined, weight, 1, 0, 1, n_channels);
     if (spec.bias) y = mx::add(y, mx::astype(*spec.bias, y.dtype()));
     if (spec.has_silu) y = mx::multiply(y, mx::sigmoid(y));
-    const int end = joined.shape(1);
-    // A copy, so that a tail doesn't keep the whole call's inputs in memory.
-    return std::pair(y, mx::contiguous(CallPart{0, joined.shape(0), end - n_tail, end}.of(joined)));
+    return std::pair(y, last_of(joined, n_tail));
   });
 }
 
@@ -107,6 +111,10 @@ Recurrence short_convolution(const mx::array& x, const ShortConvolution& spec, c
   return make_recurrence(shape_of(x, spec), options,
                          std::make_shared<ShortConvolutionPrimitive>(cpu_stream(), spec, has_tail, x.shape(1), options),
                          std::move(inputs));
+}
+
+mx::array tail_behind(const mx::array& tail, const mx::array& x) {
+  return last_of(mx::concatenate({tail, x}, 1), tail.shape(1));
 }
 
 }  // namespace memoir::kernels

@@ -25,4 +25,7 @@ struct ShortConvolution {
 Recurrence short_convolution(const mlx::core::array& x, const ShortConvolution& spec,
                              const std::optional<mlx::core::array>& tail, const RecurrenceOptions& options = {});
 
+/// The tail behind x where `tail` was before it: short_convolution()'s state without its outputs. Lazy; a copy.
+mlx::core::array tail_behind(const mlx::core::array& tail, const mlx::core::array& x);
+
 }  // namespace memoir::kernels

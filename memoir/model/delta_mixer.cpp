@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "memoir/kernels/gated_delta.h"
 #include "memoir/kernels/mlp.h"
 #include "memoir/model/config_fields.h"
 #include "memoir/model/config_limits.h"
@@ -71,11 +70,11 @@ DeltaSizes read_delta_sizes(const ModelConfig& config) {
 }
 
 DeltaMixer::DeltaMixer(Weights& weights, const std::string& module, const DeltaSizes& sizes, double eps)
-    : sizes_(sizes),
-      projections_(read_projections(weights, module, sizes)),
-      convolution_{weights.convolution(module + ".conv1d.weight", sizes.channels(), sizes.width), std::nullopt, true},
-      a_(weights.decay_rates(module + ".A_log", sizes.n_value_heads)),
-      dt_bias_(float_vector(weights, module + ".dt_bias", sizes.n_value_heads)),
+    : projections_(read_projections(weights, module, sizes)),
+      rule_{sizes,
+            {weights.convolution(module + ".conv1d.weight", sizes.channels(), sizes.width), std::nullopt, true},
+            {weights.decay_rates(module + ".A_log", sizes.n_value_heads),
+             float_vector(weights, module + ".dt_bias", sizes.n_value_heads)}},
       norm_(read_rms_norm(weights, module + ".norm", sizes.value_dim, eps)),
       out_(read_linear(weights, module + ".out_proj", sizes.hidden, sizes.values(), false)) {}
 
@@ -119,38 +118,54 @@ DeltaMixer::Projections DeltaMixer::read_projections(Weights& weights, const std
 }
 
 std::unique_ptr<cache::LayerCache> DeltaMixer::make_cache() const {
-  return std::make_unique<cache::RecurrentCache>(cache::RecurrentShape{
-      sizes_.width - 1, sizes_.channels(), {sizes_.n_value_heads, sizes_.value_dim, sizes_.key_dim}});
+  const DeltaSizes& sizes = rule_.sizes;
+  return std::make_unique<cache::RecurrentCache>(
+      cache::RecurrentShape{sizes.width - 1, sizes.channels(), {sizes.n_value_heads, sizes.value_dim, sizes.key_dim}});
 }
 
-mx::array DeltaMixer::states_passed(const mx::array& joined, const mx::array& decays, const mx::array& betas,
-                                    cache::RecurrentCache& cache) const {
-  const int n_sequences = joined.shape(0);
-  const int n_tokens = joined.shape(1);
-  const cache::RecurrentState before = cache.get(n_sequences, joined.dtype());
-  const kernels::RecurrenceOptions options{cache.capture_steps(n_tokens)};
-  const kernels::Recurrence convolved = kernels::short_convolution(joined, convolution_, before.tail, options);
+kernels::GatedDelta DeltaRule::input(const mx::array& convolved, const mx::array& decays, const mx::array& betas,
+                                     const std::optional<mx::array>& state) const {
   const auto part = [&](int begin, int n, int size) {
-    const mx::array some = mx::slice(convolved.y, {0, 0, begin}, {n_sequences, n_tokens, begin + n * size});
-    return mx::reshape(some, {n_sequences, n_tokens, n, size});
+    const mx::array some =
+        mx::slice(convolved, {0, 0, begin}, {convolved.shape(0), convolved.shape(1), begin + n * size});
+    return mx::reshape(some, {convolved.shape(0), convolved.shape(1), n, size});
   };
   // The rule shares a key head between neighbours; heads in turn have one each.
-  const int n_times = sizes_.has_tiled_values ? sizes_.values_per_key() : 1;
+  const int n_times = sizes.has_tiled_values ? sizes.values_per_key() : 1;
   const auto key_part = [&](int begin) {
-    const mx::array heads = part(begin, sizes_.n_key_heads, sizes_.key_dim);
+    const mx::array heads = part(begin, sizes.n_key_heads, sizes.key_dim);
     return n_times == 1 ? heads : mx::tile(heads, {1, 1, n_times, 1});
   };
   kernels::GatedDelta input{key_part(0),
-                            key_part(sizes_.keys()),
-                            part(2 * sizes_.keys(), sizes_.n_value_heads, sizes_.value_dim),
+                            key_part(sizes.keys()),
+                            part(2 * sizes.keys(), sizes.n_value_heads, sizes.value_dim),
                             decays,
                             betas,
-                            before.state,
-                            kernels::DeltaGates{a_, dt_bias_}};
+                            state,
+                            gates};
   input.normalizes = true;
-  input.scale = 1 / std::sqrt(static_cast<float>(sizes_.key_dim));
-  const kernels::Recurrence passed = kernels::gated_delta(input, options);
-  put_states(cache, n_tokens, convolved, &passed);
+  input.scale = 1 / std::sqrt(static_cast<float>(sizes.key_dim));
+  return input;
+}
+
+mx::array DeltaRule::operator()(const mx::array& joined, const mx::array& decays, const mx::array& betas,
+                                cache::RecurrentCache& cache) const {
+  const int n_tokens = joined.shape(1);
+  const cache::RecurrentState before = cache.get(joined.shape(0), joined.dtype());
+  const bool has_replay = cache.wants_replay(n_tokens, 2 * joined.nbytes() + decays.nbytes() + betas.nbytes());
+  const kernels::RecurrenceOptions options{cache.capture_steps(n_tokens, has_replay)};
+  const kernels::Recurrence convolved = kernels::short_convolution(joined, convolution, before.tail, options);
+  const kernels::Recurrence passed = kernels::gated_delta(input(convolved.y, decays, betas, before.state), options);
+  cache::StateReplay replay;
+  if (has_replay) {
+    replay = [rule = *this, joined, y = convolved.y, decays, betas](const cache::RecurrentState& start, int n) {
+      const kernels::GatedDelta first =
+          rule.input(first_tokens(y, n), first_tokens(decays, n), first_tokens(betas, n), start.state);
+      return cache::RecurrentState{kernels::tail_behind(*start.tail, first_tokens(joined, n)),
+                                   kernels::gated_delta(first).state};
+    };
+  }
+  put_states(cache, n_tokens, convolved, &passed, std::move(replay));
   return passed.y;
 }
 
@@ -161,7 +176,7 @@ mx::array DeltaMixer::operator()(const mx::array& x, const Step& step, const Cac
                   {kernels::linear(x, projections_.joined), kernels::linear(x, projections_.decays),
                    kernels::linear(x, projections_.betas)},
                   [&](const std::vector<mx::array>& rows, cache::ModelCache& cache) {
-                    return states_passed(rows[0], rows[1], rows[2], recurrent_cache(cache, place));
+                    return rule_(rows[0], rows[1], rows[2], recurrent_cache(cache, place));
                   });
   const mx::array y = mx::flatten(kernels::norm(passed, norm_), 2, 3);
   const mx::array gated = kernels::gate_product(kernels::linear(x, projections_.gates), y, kernels::Gate::kSilu);
@@ -170,8 +185,8 @@ mx::array DeltaMixer::operator()(const mx::array& x, const Step& step, const Cac
 
 std::size_t DeltaMixer::size_bytes() const {
   return projections_.joined.size_bytes() + projections_.gates.size_bytes() + projections_.betas.size_bytes() +
-         projections_.decays.size_bytes() + convolution_.weight.nbytes() + a_.nbytes() + dt_bias_.nbytes() +
-         norm_.weight.nbytes() + out_.size_bytes();
+         projections_.decays.size_bytes() + rule_.convolution.weight.nbytes() + rule_.gates.a.nbytes() +
+         rule_.gates.dt_bias.nbytes() + norm_.weight.nbytes() + out_.size_bytes();
 }
 
 }  // namespace memoir::model

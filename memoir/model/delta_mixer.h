@@ -9,10 +9,12 @@
 #include <mlx/array.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "memoir/cache/recurrent.h"
+#include "memoir/kernels/gated_delta.h"
 #include "memoir/kernels/linear.h"
 #include "memoir/kernels/norm.h"
 #include "memoir/kernels/short_convolution.h"
@@ -39,6 +41,24 @@ struct DeltaSizes {
 
 /// The keys linear_* of the configuration. Throws FormatError, naming the key, for sizes that don't fit each other.
 DeltaSizes read_delta_sizes(const ModelConfig& config);
+
+/// The part of the layer that has states: the convolution and the rule.
+struct DeltaRule {
+  DeltaSizes sizes;
+  kernels::ShortConvolution convolution;
+  kernels::DeltaGates gates;  // [n_value_heads] each
+
+  /// joined: [B, T, channels], queries, keys and values; decays, betas: [B, T, n_value_heads]. Takes the states from
+  /// the cache, and puts there those behind the T tokens. Returns the rule's outputs [B, T, n_value_heads, value_dim].
+  /// Lazy.
+  mlx::core::array operator()(const mlx::core::array& joined, const mlx::core::array& decays,
+                              const mlx::core::array& betas, cache::RecurrentCache& cache) const;
+
+ private:
+  /// convolved: [B, T, channels], the queries, keys and values; decays, betas: [B, T, n_value_heads].
+  kernels::GatedDelta input(const mlx::core::array& convolved, const mlx::core::array& decays,
+                            const mlx::core::array& betas, const std::optional<mlx::core::array>& state) const;
+};
 
 class DeltaMixer {
  public:
@@ -69,16 +89,8 @@ class DeltaMixer {
   static std::pair<kernels::Linear, kernels::Linear> read_rule_gates(Weights& weights, const std::string& module,
                                                                      const DeltaSizes& sizes);
 
-  /// joined: [B, T, channels]; decays, betas: [B, T, n_value_heads]. The rule's outputs [B, T, n_value_heads,
-  /// value_dim].
-  mlx::core::array states_passed(const mlx::core::array& joined, const mlx::core::array& decays,
-                                 const mlx::core::array& betas, cache::RecurrentCache& cache) const;
-
-  DeltaSizes sizes_;
   Projections projections_;
-  kernels::ShortConvolution convolution_;
-  mlx::core::array a_;  // [n_value_heads]
-  mlx::core::array dt_bias_;
+  DeltaRule rule_;
   kernels::Norm norm_;   // of a value head
   kernels::Linear out_;  // [hidden, values]
 };

@@ -65,9 +65,16 @@ class GatedConvolution {
   mx::array convolved(const mx::array& x, cache::RecurrentCache& cache) const {
     const int n_tokens = x.shape(1);
     const cache::RecurrentState before = cache.get(x.shape(0), x.dtype());
+    const bool has_replay = cache.wants_replay(n_tokens, x.nbytes());
     const kernels::Recurrence after =
-        kernels::short_convolution(x, convolution_, before.tail, {cache.capture_steps(n_tokens)});
-    put_states(cache, n_tokens, after);
+        kernels::short_convolution(x, convolution_, before.tail, {cache.capture_steps(n_tokens, has_replay)});
+    cache::StateReplay replay;
+    if (has_replay) {
+      replay = [x](const cache::RecurrentState& start, int n) {
+        return cache::RecurrentState{kernels::tail_behind(*start.tail, first_tokens(x, n))};
+      };
+    }
+    put_states(cache, n_tokens, after, nullptr, std::move(replay));
     return after.y;
   }
 

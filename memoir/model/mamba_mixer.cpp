@@ -106,15 +106,15 @@ MambaSizes read_mamba_sizes(const ModelConfig& config, const MambaKeys& keys, st
 
 MambaMixer::MambaMixer(Weights& weights, const std::string& module, const ModelConfig& config, const MambaSizes& sizes,
                        const MambaTraits& traits)
-    : sizes_(sizes),
-      group_norm_(traits.group_norm),
+    : group_norm_(traits.group_norm),
       in_(read_linear(weights, module + ".in_proj", sizes.in_rows(), sizes.hidden, traits.has_in_bias)),
       multipliers_(row_multipliers(sizes, traits.multipliers)),
-      convolution_(read_convolution(weights, module + ".conv1d", sizes, traits.has_convolution_bias)),
-      a_(weights.decay_rates(module + ".A_log", sizes.n_heads)),
-      d_(float_vector(weights, module + ".D", sizes.n_heads)),
-      dt_bias_(float_vector(weights, module + ".dt_bias", sizes.n_heads)),
-      limits_(read_limits(config)),
+      scan_{sizes,
+            read_convolution(weights, module + ".conv1d", sizes, traits.has_convolution_bias),
+            weights.decay_rates(module + ".A_log", sizes.n_heads),
+            float_vector(weights, module + ".D", sizes.n_heads),
+            float_vector(weights, module + ".dt_bias", sizes.n_heads),
+            read_limits(config)},
       plain_norm_(plain_norm(sizes.inner() / sizes.n_groups, config.rms_norm_eps)),
       norm_weight_(read_norm_weight(weights, module, sizes, traits.group_norm)),
       out_(read_linear(weights, module + ".out_proj", sizes.hidden, sizes.inner(), traits.has_out_bias)) {
@@ -129,8 +129,9 @@ MambaMixer::MambaMixer(Weights& weights, const std::string& module, const ModelC
 }
 
 std::unique_ptr<cache::LayerCache> MambaMixer::make_cache() const {
+  const MambaSizes& sizes = scan_.sizes;
   return std::make_unique<cache::RecurrentCache>(
-      cache::RecurrentShape{sizes_.width - 1, sizes_.channels(), {sizes_.n_heads, sizes_.head_dim, sizes_.state}});
+      cache::RecurrentShape{sizes.width - 1, sizes.channels(), {sizes.n_heads, sizes.head_dim, sizes.state}});
 }
 
 mx::array MambaMixer::operator()(const mx::array& x, const Step& step, const CachePlace& place,
@@ -140,36 +141,51 @@ mx::array MambaMixer::operator()(const mx::array& x, const Step& step, const Cac
   const auto columns = [&](int begin, int n) {
     return mx::slice(joined, {0, 0, begin}, {joined.shape(0), joined.shape(1), begin + n});
   };
+  const MambaSizes& sizes = scan_.sizes;
   const mx::array y = by_sequence(
-      step, {columns(sizes_.inner(), sizes_.channels()), columns(sizes_.inner() + sizes_.channels(), sizes_.n_heads)},
+      step, {columns(sizes.inner(), sizes.channels()), columns(sizes.inner() + sizes.channels(), sizes.n_heads)},
       [&](const std::vector<mx::array>& rows, cache::ModelCache& cache) {
-        return scan(rows[0], rows[1], recurrent_cache(cache, place));
+        return scan_(rows[0], rows[1], recurrent_cache(cache, place));
       });
-  return kernels::linear(gated(columns(0, sizes_.inner()), y), out_, residual);
+  return kernels::linear(gated(columns(0, sizes.inner()), y), out_, residual);
 }
 
-mx::array MambaMixer::scan(const mx::array& inputs, const mx::array& dt, cache::RecurrentCache& cache) const {
+kernels::SelectiveScan MambaScan::input(const mx::array& convolved, const mx::array& dt,
+                                        const std::optional<mx::array>& state) const {
+  const auto part = [&](int begin, int n, int size) {
+    const mx::array some =
+        mx::slice(convolved, {0, 0, begin}, {convolved.shape(0), convolved.shape(1), begin + n * size});
+    return mx::reshape(some, {convolved.shape(0), convolved.shape(1), n, size});
+  };
+  return {part(0, sizes.n_heads, sizes.head_dim),
+          dt,
+          a,
+          part(sizes.inner(), sizes.n_groups, sizes.state),
+          part(sizes.inner() + sizes.group_columns(), sizes.n_groups, sizes.state),
+          state,
+          d,
+          dt_bias,
+          true,
+          limits};
+}
+
+mx::array MambaScan::operator()(const mx::array& inputs, const mx::array& dt, cache::RecurrentCache& cache) const {
   const int n_tokens = inputs.shape(1);
   const cache::RecurrentState before = cache.get(inputs.shape(0), inputs.dtype());
-  const kernels::RecurrenceOptions options{cache.capture_steps(n_tokens)};
-  const kernels::Recurrence convolved = kernels::short_convolution(inputs, convolution_, before.tail, options);
-  const auto part = [&](int begin, int n, int size) {
-    const mx::array some = mx::slice(convolved.y, {0, 0, begin}, {inputs.shape(0), n_tokens, begin + n * size});
-    return mx::reshape(some, {inputs.shape(0), n_tokens, n, size});
-  };
-  const kernels::SelectiveScan input{part(0, sizes_.n_heads, sizes_.head_dim),
-                                     dt,
-                                     a_,
-                                     part(sizes_.inner(), sizes_.n_groups, sizes_.state),
-                                     part(sizes_.inner() + sizes_.group_columns(), sizes_.n_groups, sizes_.state),
-                                     before.state,
-                                     d_,
-                                     dt_bias_,
-                                     true,
-                                     limits_};
-  const kernels::Recurrence scanned = kernels::selective_scan(input, options);
-  put_states(cache, n_tokens, convolved, &scanned);
-  return mx::flatten(scanned.y, 2, 3);
+  const bool has_replay = cache.wants_replay(n_tokens, 2 * inputs.nbytes() + dt.nbytes());
+  const kernels::RecurrenceOptions options{cache.capture_steps(n_tokens, has_replay)};
+  const kernels::Recurrence convolved = kernels::short_convolution(inputs, convolution, before.tail, options);
+  const kernels::Recurrence passed = kernels::selective_scan(input(convolved.y, dt, before.state), options);
+  cache::StateReplay replay;
+  if (has_replay) {
+    replay = [scan = *this, inputs, y = convolved.y, dt](const cache::RecurrentState& start, int n) {
+      const kernels::SelectiveScan first = scan.input(first_tokens(y, n), first_tokens(dt, n), start.state);
+      return cache::RecurrentState{kernels::tail_behind(*start.tail, first_tokens(inputs, n)),
+                                   kernels::selective_scan(first).state};
+    };
+  }
+  put_states(cache, n_tokens, convolved, &passed, std::move(replay));
+  return mx::flatten(passed.y, 2, 3);
 }
 
 mx::array MambaMixer::gated(const mx::array& gate, const mx::array& y) const {
@@ -179,14 +195,15 @@ mx::array MambaMixer::gated(const mx::array& gate, const mx::array& y) const {
 }
 
 mx::array MambaMixer::normed(const mx::array& y) const {
-  const mx::array groups = mx::reshape(y, {y.shape(0), y.shape(1), sizes_.n_groups, sizes_.inner() / sizes_.n_groups});
+  const mx::array groups =
+      mx::reshape(y, {y.shape(0), y.shape(1), scan_.sizes.n_groups, scan_.sizes.inner() / scan_.sizes.n_groups});
   return mx::multiply(mx::flatten(kernels::norm(groups, plain_norm_), 2, 3), mx::astype(*norm_weight_, y.dtype()));
 }
 
 std::size_t MambaMixer::size_bytes() const {
-  std::size_t n_bytes = in_.size_bytes() + out_.size_bytes() + convolution_.weight.nbytes() + a_.nbytes() +
-                        d_.nbytes() + dt_bias_.nbytes();
-  for (const auto& a : {multipliers_, convolution_.bias, norm_weight_}) {
+  std::size_t n_bytes = in_.size_bytes() + out_.size_bytes() + scan_.convolution.weight.nbytes() + scan_.a.nbytes() +
+                        scan_.d.nbytes() + scan_.dt_bias.nbytes();
+  for (const auto& a : {multipliers_, scan_.convolution.bias, norm_weight_}) {
     if (a) n_bytes += a->nbytes();
   }
   return n_bytes;

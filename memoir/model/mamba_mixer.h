@@ -75,6 +75,26 @@ struct MambaTraits {
   float out_bias_multiplier = 1;
 };
 
+/// The part of the mixer that has states: the convolution and the scan.
+struct MambaScan {
+  MambaSizes sizes;
+  kernels::ShortConvolution convolution;
+  mlx::core::array a;  // [n_heads], as the next two
+  mlx::core::array d;
+  mlx::core::array dt_bias;
+  std::optional<kernels::SelectiveScan::Limits> limits;
+
+  /// inputs: x, B and C [B, T, channels]; dt: [B, T, n_heads]. Takes the states from the cache, and puts there those
+  /// behind the T tokens. Returns y [B, T, inner]. Lazy.
+  mlx::core::array operator()(const mlx::core::array& inputs, const mlx::core::array& dt,
+                              cache::RecurrentCache& cache) const;
+
+ private:
+  /// convolved: [B, T, channels].
+  kernels::SelectiveScan input(const mlx::core::array& convolved, const mlx::core::array& dt,
+                               const std::optional<mlx::core::array>& state) const;
+};
+
 class MambaMixer {
  public:
   /// Reads `module`.in_proj, .conv1d, .A_log, .D, .dt_bias, .out_proj and, with a group norm, .norm; and
@@ -91,22 +111,14 @@ class MambaMixer {
   std::size_t size_bytes() const;
 
  private:
-  /// inputs: x, B and C [B, T, channels]; dt: [B, T, n_heads]. Returns y [B, T, inner].
-  mlx::core::array scan(const mlx::core::array& inputs, const mlx::core::array& dt, cache::RecurrentCache& cache) const;
-
   /// y through the gate, and the norm where there is one. Both [B, T, inner].
   mlx::core::array gated(const mlx::core::array& gate, const mlx::core::array& y) const;
   mlx::core::array normed(const mlx::core::array& y) const;
 
-  MambaSizes sizes_;
   MambaTraits::GroupNorm group_norm_;
   kernels::Linear in_;                           // [in_rows, hidden]
   std::optional<mlx::core::array> multipliers_;  // [in_rows]
-  kernels::ShortConvolution convolution_;
-  mlx::core::array a_;  // [n_heads], as the next two
-  mlx::core::array d_;
-  mlx::core::array dt_bias_;
-  std::optional<kernels::SelectiveScan::Limits> limits_;
+  MambaScan scan_;
   kernels::Norm plain_norm_;                     // of a group
   std::optional<mlx::core::array> norm_weight_;  // [inner]
   kernels::Linear out_;                          // [hidden, inner]

@@ -4,9 +4,9 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "memoir/cache/composite.h"
-#include "memoir/cache/recurrent.h"
 
 namespace mx = mlx::core;
 
@@ -51,12 +51,19 @@ cache::RecurrentCache& recurrent_cache(const cache::ModelCache& cache, const Cac
 }
 
 void put_states(cache::RecurrentCache& cache, int n_tokens, const kernels::Recurrence& convolution,
-                const kernels::Recurrence* behind) {
+                const kernels::Recurrence* behind, cache::StateReplay replay) {
   std::vector<cache::RecurrentState> captured;
   for (std::size_t i = 0; i < convolution.captured.size(); ++i) {
     captured.push_back({convolution.captured[i], behind ? std::optional(behind->captured[i]) : std::nullopt});
   }
-  cache.put({convolution.state, behind ? std::optional(behind->state) : std::nullopt}, n_tokens, captured);
+  cache.put({convolution.state, behind ? std::optional(behind->state) : std::nullopt}, n_tokens, captured,
+            std::move(replay));
+}
+
+mx::array first_tokens(const mx::array& x, int n_tokens) {
+  mx::Shape end = x.shape();
+  end[1] = n_tokens;
+  return mx::slice(x, mx::Shape(x.ndim(), 0), std::move(end));
 }
 
 kernels::Turns make_turns(const kernels::Rope& rope, const std::vector<StepSequence>& sequences) {

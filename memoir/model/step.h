@@ -19,6 +19,7 @@
 
 #include "memoir/cache/cache.h"
 #include "memoir/cache/cell_caches.h"
+#include "memoir/cache/recurrent.h"
 #include "memoir/kernels/attention.h"
 #include "memoir/kernels/recurrence.h"
 #include "memoir/kernels/rope.h"
@@ -49,9 +50,12 @@ struct Step {
 };
 
 /// Puts into a layer's cache what its operations left after n_tokens: the convolution's tail, and the state of what
-/// stands behind it (null: nothing does), with those captured on the way. Throws as RecurrentCache::put.
+/// stands behind it (null: nothing does), with those captured on the way, or the replay. Throws as RecurrentCache::put.
 void put_states(cache::RecurrentCache& cache, int n_tokens, const kernels::Recurrence& convolution,
-                const kernels::Recurrence* behind = nullptr);
+                const kernels::Recurrence* behind = nullptr, cache::StateReplay replay = {});
+
+/// x[:, :n_tokens]. x: [B, T, ...].
+mlx::core::array first_tokens(const mlx::core::array& x, int n_tokens);
 
 /// The turns of the step's rows.
 kernels::Turns make_turns(const kernels::Rope& rope, const std::vector<StepSequence>& sequences);
