@@ -55,7 +55,7 @@ int batch_of(const StateArrays& arrays) {
   return 0;
 }
 
-// What the operations of a replay cost, as bytes of memory that could have been written meanwhile.
+// Some 17 microseconds at 6 GB/s.
 constexpr std::size_t kReplayBytes = 100'000;
 
 std::vector<std::vector<int>> numbers_of(const Padding& padding) {
@@ -66,7 +66,7 @@ std::vector<std::vector<int>> numbers_of(const Padding& padding) {
 
 bool is_replay_cheaper(int n_tokens, std::size_t state_bytes, std::size_t input_bytes) {
   const auto n_captured = static_cast<std::size_t>(std::max(n_tokens - 1, 0));
-  return n_captured * state_bytes > 2 * state_bytes + input_bytes + kReplayBytes;
+  return 2 * n_captured * state_bytes > 2 * state_bytes + input_bytes + kReplayBytes;
 }
 
 RecurrentCache::RecurrentCache(const RecurrentShape& shape) : shape_(shape) {
