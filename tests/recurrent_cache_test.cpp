@@ -244,15 +244,17 @@ TEST(RecurrentCache, ReplaysLargeStatesOfSeveralTokens) {
   constexpr std::size_t kLarge = 2U << 20;  // Qwen3-Next's, of a layer
   constexpr std::size_t kInputs = 9 * 70'000;
   EXPECT_FALSE(is_replay_cheaper(1, kLarge, kInputs));
-  EXPECT_FALSE(is_replay_cheaper(2, kLarge, kInputs));
-  EXPECT_TRUE(is_replay_cheaper(3, kLarge, kInputs));
+  EXPECT_TRUE(is_replay_cheaper(2, kLarge, kInputs));
+  EXPECT_TRUE(is_replay_cheaper(9, kLarge, kInputs));
+  EXPECT_FALSE(is_replay_cheaper(2, 50'000, 1'000));
+  EXPECT_TRUE(is_replay_cheaper(4, 50'000, 1'000));
   EXPECT_FALSE(is_replay_cheaper(9, 2'000, 1'000));
   EXPECT_FALSE(is_replay_cheaper(9, kLarge, 20 * kLarge));
   RecurrentCache large({.state = {32, 128, 128}});
   large.get(1, mx::float32);
   large.begin(9);
   EXPECT_TRUE(large.wants_replay(9, kInputs));
-  EXPECT_FALSE(large.wants_replay(2, kInputs));
+  EXPECT_FALSE(large.wants_replay(1, kInputs));
 }
 
 TEST(RecurrentCache, ReplaysOnlyWhereSomeOfAPassIsTakenBack) {

@@ -66,7 +66,7 @@ std::vector<std::vector<int>> numbers_of(const Padding& padding) {
 
 bool is_replay_cheaper(int n_tokens, std::size_t state_bytes, std::size_t input_bytes) {
   const auto n_captured = static_cast<std::size_t>(std::max(n_tokens - 1, 0));
-  return 2 * n_captured * state_bytes > 2 * state_bytes + input_bytes + kReplayBytes;
+  return 2 * n_captured * state_bytes > state_bytes + input_bytes + kReplayBytes;
 }
 
 RecurrentCache::RecurrentCache(const RecurrentShape& shape) : shape_(shape) {

@@ -49,10 +49,10 @@ using StateReplay = std::function<RecurrentState(const RecurrentState& before, i
 
 /// True if a pass of n_tokens in a transaction should record its inputs (so many bytes) rather than capture the states
 /// (of state_bytes each) inside:
-///   2 (n_tokens - 1) state_bytes > 2 state_bytes + input_bytes + kReplayBytes
-/// Capturing writes n_tokens - 1 states in every pass. A replay, after every second pass if that many lose some of
-/// their drafts, reads a state and the inputs, writes a state, and takes some operations more (kReplayBytes: what could
-/// be written meanwhile). docs/speculation.md has what was measured.
+///   2 (n_tokens - 1) state_bytes > state_bytes + input_bytes + kReplayBytes
+/// Capturing writes n_tokens - 1 states in every pass. A replay takes about as long as capturing one, and some
+/// operations more (kReplayBytes: what could be written meanwhile), after every second pass if that many lose some of
+/// their drafts. docs/speculation.md has what was measured.
 bool is_replay_cheaper(int n_tokens, std::size_t state_bytes, std::size_t input_bytes);
 
 class RecurrentCache final : public LayerCache {
