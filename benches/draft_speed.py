@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""What `--draft ngram` gains where an answer repeats its prompt, and costs where it doesn't.
+"""What drafts gain where they are right, and cost where they aren't.
 
-    benches/draft_speed.py [--memoir build/release/bin/memoir] [--model models/smollm2.gguf] [--draft ngram]
-                           [--tokens 200] [--rounds 5]
+    benches/draft_speed.py [--memoir build/release/bin/memoir] [--model models/smollm2.gguf] [--draft ngram [FILE ...]]
+                           [--prompts NAME ...] [--tokens 200] [--rounds 5] [-- FURTHER OPTIONS OF generate]
 
-Greedy generation with and without the drafter in turn, each a process of its own; medians of tokens per second. Both
-must give the same tokens. Prompts: a text that has been repeated twice goes on (every draft is right), a chat that asks
-for a copy, and a story, where there is little to look up.
+Generation without a drafter and with each one (`ngram`, or a model's file) in turn, each a process of its own; medians
+of tokens per second over those of plain decoding, and how many of the drafts were right. All must give the same tokens.
+
+Prompts: a text that has been repeated twice goes on (every draft is right), a chat that asks for a copy, a story (where
+there is little to look up), and, with a temperature, digits: whatever is looked up there is found, and is wrong.
+tools/make_draft_target.py makes models for which a small one is a good drafter.
 """
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -30,41 +34,57 @@ def diagonal(width, height):
     return (width * width + height * height) ** 0.5
 
 """
+DIGITS = "".join(random.Random(1).choice("0123456789") for _ in range(400))
+GREEDY = ["--temp", "0"]
 PROMPTS = {
-    "repetition": (CODE * 3, True),
-    "copy on request": ("Repeat the following text exactly, word for word:\n\n" + CODE, False),
-    "story": ("Write a story about a fox and a bear who meet in the woods at night.", False),
+    "repetition": (CODE * 3, [*GREEDY, "--raw"]),
+    "copy on request": ("Repeat the following text exactly, word for word:\n\n" + CODE, GREEDY),
+    "story": ("Write a story about a fox and a bear who meet in the woods at night.", GREEDY),
+    "digits": ("Random digits: " + DIGITS, ["--temp", "1", "--seed", "1", "--raw"]),
 }
 
 
-def generate(args, prompt, is_raw, draft):
-    command = [args.memoir, "generate", "-m", args.model, "-p", prompt, "-n", str(args.tokens), "--temp", "0", "--json"]
-    command += ["--raw"] if is_raw else []
+def generate(args, prompt, options, draft):
+    command = [args.memoir, "generate", "-m", args.model, "-p", prompt, "-n", str(args.tokens), "--json", *options]
     command += ["--draft", draft] if draft else []
+    command += args.options
     result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return result, len(result["tokens"]) / result["decode_s"]
+
+
+def compare(args, name):
+    prompt, options = PROMPTS[name]
+    plain, drafted = [], {draft: [] for draft in args.draft}
+    results = {}
+    for _ in range(args.rounds):
+        expected, speed = generate(args, prompt, options, None)
+        plain.append(speed)
+        for draft in args.draft:
+            results[draft], speed = generate(args, prompt, options, draft)
+            drafted[draft].append(speed)
+            if results[draft]["tokens"] != expected["tokens"]:
+                sys.exit(f"{name}: the tokens differ with {draft}")
+    for draft in args.draft:
+        n_drafted, n_right = results[draft]["drafted"], results[draft]["accepted"]
+        share = f"{100 * n_right / n_drafted:9.0f} %" if n_drafted else f"{'-':>11}"
+        ratio = statistics.median(drafted[draft]) / statistics.median(plain)
+        print(f"{name:18}{Path(draft).stem:>16}{len(expected['tokens']):8}{n_drafted:9}{n_right:10}{share}"
+              f"{statistics.median(plain):12.1f}{ratio:10.2f}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memoir", default=str(ROOT / "build" / "release" / "bin" / "memoir"))
     parser.add_argument("--model", default=str(ROOT / "models" / "smollm2.gguf"))
-    parser.add_argument("--draft", default="ngram")
+    parser.add_argument("--draft", nargs="+", default=["ngram"])
+    parser.add_argument("--prompts", nargs="+", choices=PROMPTS, default=list(PROMPTS))
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("options", nargs="*", help="of memoir generate, behind --")
     args = parser.parse_args()
-    print(f"{'':18}{'tokens':>8}{'drafted':>9}{'accepted':>10}{'speed-up':>10}")
-    for name, (prompt, is_raw) in PROMPTS.items():
-        plain, drafted = [], []
-        for _ in range(args.rounds):
-            expected, speed = generate(args, prompt, is_raw, None)
-            plain.append(speed)
-            result, speed = generate(args, prompt, is_raw, args.draft)
-            drafted.append(speed)
-            if result["tokens"] != expected["tokens"]:
-                sys.exit(f"{name}: the tokens differ")
-        ratio = statistics.median(drafted) / statistics.median(plain)
-        print(f"{name:18}{len(expected['tokens']):8}{result['drafted']:9}{result['accepted']:10}{ratio:10.2f}")
+    print(f"{'':18}{'drafter':>16}{'tokens':>8}{'drafted':>9}{'right':>10}{'':11}{'plain tok/s':>12}{'speed-up':>10}")
+    for name in args.prompts:
+        compare(args, name)
 
 
 if __name__ == "__main__":
