@@ -94,7 +94,7 @@ TEST_P(Replay, KeepsAnyBeginningOfAPassToTheBit) {
   }
 }
 
-// Passes of one row and of several, rewinds inside, passes that throw half way, the isolated variant, several
+// Passes of one row and of several, rewinds inside, the isolated variant, several
 // transactions one behind the other without an evaluation between a commit and the next begin.
 TEST_P(Replay, AgreesWithPlainTokensUnderRandomTransactions) {
   ModelCache cache = model().make_cache();
