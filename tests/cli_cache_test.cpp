@@ -62,6 +62,8 @@ TEST_F(CliCache, ConvertChangesTheFormatAndQuantizes) {
   EXPECT_NE(narrow.err.find("kv.v2"), std::string::npos) << narrow.err;
   EXPECT_NE(run("cache show " + file()).out.find("format v1"), std::string::npos);
   expect_failure("cache convert --format v3 " + golden("kv.v2"), 2, "v3");
+  expect_failure("cache convert --group-size 32 " + golden("kv.v2"), 2, "--quantize");
+  expect_failure("cache convert --quantize 4 -o " + file() + " " + golden("quantized.v2"), 1, "not quantized yet");
   expect_failure("cache", 2, "subcommand");
 }
 

@@ -30,7 +30,7 @@ struct CacheArguments {
   std::string output;
   std::string format = "v2";
   int bits = 0;
-  int group_size = 64;
+  int group_size = 0;  // 0: 64, or 32 where rows are no multiple of that
   std::string model;
   std::string tokens;
 };
@@ -158,17 +158,27 @@ void describe(const CacheArguments& arguments, cache::PromptFile& file) {
   }
 }
 
+// Returns the number of layers that were.
+int quantize(cache::ModelCache& cache, const CacheArguments& arguments, const std::string& path) {
+  try {
+    if (arguments.group_size > 0) return cache.to_quantized({arguments.bits, arguments.group_size});
+    try {
+      return cache.to_quantized({arguments.bits, 64});
+    } catch (const std::invalid_argument&) {
+      return cache.to_quantized({arguments.bits, 32});
+    }
+  } catch (const std::invalid_argument& refusal) {
+    throw UnsupportedError(path, "", refusal.what());
+  }
+}
+
 int run_convert(const CacheArguments& arguments) {
   const std::string& from = arguments.files.front();
   const std::string& to = arguments.output.empty() ? from : arguments.output;
   check_output_path("--output", to);
   cache::PromptFile file = cache::load_prompt_file(from);
-  if (arguments.bits > 0) {
-    try {
-      file.cache.to_quantized({arguments.bits, arguments.group_size});
-    } catch (const std::invalid_argument& refusal) {
-      throw UnsupportedError(from, "", refusal.what());
-    }
+  if (arguments.bits > 0 && quantize(file.cache, arguments, from) == 0) {
+    throw UnsupportedError(from, "", "has no keys and values that are not quantized yet");
   }
   if (!arguments.model.empty()) describe(arguments, file);
   const auto format = arguments.format == "v1" ? cache::PromptFormat::kV1 : cache::PromptFormat::kV2;
@@ -201,13 +211,16 @@ void add_cache_command(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({"v1", "v2"}))
       ->type_name("v1|v2")
       ->capture_default_str();
-  convert->add_option("--quantize", arguments->bits, "bits of keys and values that are not quantized yet")
-      ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
-      ->type_name("BITS");
-  convert->add_option("--group-size", arguments->group_size, "elements that share a scale")
+  CLI::Option* bits =
+      convert->add_option("--quantize", arguments->bits, "bits of keys and values that are not quantized yet")
+          ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
+          ->type_name("BITS");
+  convert
+      ->add_option("--group-size", arguments->group_size,
+                   "elements that share a scale (default: 64, or 32 where rows are no multiple of that)")
       ->check(CLI::IsMember({32, 64, 128}))
       ->type_name("N")
-      ->capture_default_str();
+      ->needs(bits);
   CLI::Option* model =
       convert->add_option("-m,--model", arguments->model, "say that the file is of this model, for --prompt-cache")
           ->type_name("MODEL");
