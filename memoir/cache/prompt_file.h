@@ -38,8 +38,8 @@ void save_prompt_file(const std::filesystem::path& path, const ModelCache& cache
                       PromptFormat format = PromptFormat::kV2);
 
 /// The layers of `loaded` as a model uses them whose empty cache is `made`: slots become the RecurrentCaches that are
-/// in their place, and rows stay in the type that they have. Throws std::invalid_argument saying which layer does not fit:
-/// where it is of another kind, keeps other positions, or holds rows of another form than made's options ask for
+/// in their place, and rows stay in the type that they have. Throws std::invalid_argument saying which layer does not
+/// fit: where it is of another kind, keeps other positions, or holds rows of another form than made's options ask for
 /// (dense rows where it asks for quantized ones do fit: they can still be quantized).
 ModelCache fitted(ModelCache loaded, const ModelCache& made);
 
