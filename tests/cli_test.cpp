@@ -137,7 +137,8 @@ TEST_F(Cli, SamplesAreTheRunsWithTheirSeeds) {
   expect_failure(command + " --n 2 --context-shift", 2, "--n: not together with --context-shift");
   expect_failure(command + " --n 2 --prompt-cache " + in_folder("a.safetensors"), 2,
                  "--n: not together with --prompt-cache");
-  expect_failure("generate -m " + test::data("lfm2").string() + " --tokens 1 --n 2", 2, "--n: layer 0 of the model has a");
+  expect_failure("generate -m " + test::data("lfm2").string() + " --tokens 1 --n 2", 2,
+                 "--n: layer 0 of the model has a");
 }
 
 TEST_F(Cli, AContextThatShiftsGoesOn) {
