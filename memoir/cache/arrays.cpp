@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "memoir/cache/layout.h"
 #include "memoir/cache/sequences.h"
 #include "memoir/kernels/shape.h"
 
@@ -18,8 +19,6 @@ namespace {
 
 using kernels::dtype_text;
 using kernels::shape_text;
-
-constexpr int kMaxOffset = 1 << 30;
 
 [[noreturn]] void refuse(const char* function, const std::string& what) {
   throw std::invalid_argument(std::string("[cache.") + function + "] " + what);
@@ -91,7 +90,7 @@ void ArraysCache::set_slot(int index, const mx::array& a) {
 
 void ArraysCache::advance(int n_tokens) {
   if (n_tokens < 1) refuse("advance", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 1");
-  if (n_tokens > kMaxOffset - offset_) refuse("advance", "the offset would pass 2^30");
+  if (n_tokens > Layout::kMaxRows - offset_) refuse("advance", "the offset would pass 2^30");
   check_room("advance", n_tokens);
   padding_.advance(n_tokens, offset_);
   offset_ += n_tokens;
@@ -216,7 +215,7 @@ void ArraysCache::set_state(const std::vector<mx::array>& state, const std::vect
     const auto [stop, error] = std::from_chars(meta[0].data(), end, offset);
     if (error != std::errc() || stop != end) offset = -1;
   }
-  if (offset < 0 || offset > kMaxOffset) refuse("set_state", "expected one number, the offset, from 0 to 2^30");
+  if (offset < 0 || offset > Layout::kMaxRows) refuse("set_state", "expected one number, the offset, from 0 to 2^30");
   if (!(state.empty() && offset == 0) && state.size() != slots_.size() + 2) {
     refuse("set_state", std::to_string(state.size()) + " arrays, expected " + std::to_string(slots_.size() + 2) +
                             ": slots, left padding and lengths");

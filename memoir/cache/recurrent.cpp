@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "memoir/cache/layout.h"
 #include "memoir/cache/sequences.h"
 #include "memoir/kernels/shape.h"
 #include "memoir/kernels/weight.h"
@@ -19,8 +20,6 @@ namespace {
 
 using kernels::dtype_text;
 using kernels::shape_text;
-
-constexpr int kMaxOffset = 1 << 30;
 
 [[noreturn]] void refuse(const char* function, const std::string& what) {
   throw std::invalid_argument(std::string("[cache.") + function + "] " + what);
@@ -132,7 +131,7 @@ StateArrays RecurrentCache::checked(const RecurrentState& states, const char* fu
 void RecurrentCache::put(const RecurrentState& after, int n_tokens, const std::vector<RecurrentState>& captured,
                          StateReplay replay) {
   if (n_tokens < 1) refuse("put", "n_tokens is " + std::to_string(n_tokens) + ", expected at least 1");
-  if (n_tokens > kMaxOffset - offset_) refuse("put", "the offset would pass 2^30");
+  if (n_tokens > Layout::kMaxRows - offset_) refuse("put", "the offset would pass 2^30");
   check_room("put", n_tokens);
   const bool has_replay = replay != nullptr;
   const std::vector<int> steps = capture_steps(n_tokens, has_replay);
@@ -296,7 +295,7 @@ void RecurrentCache::set_state(const std::vector<mx::array>& state, const std::v
     if (error != std::errc() || stop != end) offset = -1;
   }
   check_no_transaction("set_state");
-  if (offset < 0 || offset > kMaxOffset) refuse("set_state", "expected one number, the offset, from 0 to 2^30");
+  if (offset < 0 || offset > Layout::kMaxRows) refuse("set_state", "expected one number, the offset, from 0 to 2^30");
   StateArrays arrays(2);
   std::size_t i = 0;
   if (shape_.tail_tokens > 0 && i < state.size()) arrays[0] = state[i++];

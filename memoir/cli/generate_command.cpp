@@ -5,6 +5,7 @@
 
 #include "memoir/base/error.h"
 #include "memoir/base/json_text.h"
+#include "memoir/cache/cell_caches.h"
 #include "memoir/cli/batch_file.h"
 #include "memoir/cli/commands.h"
 #include "memoir/cli/common_options.h"
@@ -215,9 +216,9 @@ void write_samples(const engine::Samples& samples, const GenerateArguments& argu
 // The samples share cells of keys and values, which other layers don't have.
 void check_can_share(const cache::ModelCache& cache) {
   for (std::size_t i = 0; i < cache.n_layers(); ++i) {
-    const cache::LayerCache* layer = cache.find(i);
-    if (!layer || dynamic_cast<const cache::AttentionCache*>(layer)) continue;
-    throw UsageError("--n: layer " + std::to_string(i) + " of the model has a " + std::string(layer->kind()) +
+    const std::string_view unfit = cache::unfit_for_cells(cache, i);
+    if (unfit.empty()) continue;
+    throw UsageError("--n: layer " + std::to_string(i) + " of the model has a " + std::string(unfit) +
                      ", and several continuations need layers of attention alone");
   }
 }

@@ -50,9 +50,9 @@ void write_logits(const LogitsArguments& arguments, const std::vector<TokenId>& 
   const auto n_chunk = static_cast<std::size_t>(arguments.chunk);
   ProgressLine progress("tokens");
   for (std::span<const TokenId> rest(tokens); !rest.empty();) {
-    const std::size_t n = std::min({n_chunk, rest.size(), static_cast<std::size_t>(session.n_until_quantized())});
-    const mx::array logits = session.forward(rest.first(n), model::LogitRows::kAll);
-    rest = rest.subspan(n);
+    const std::span<const TokenId> chunk = session.first_chunk(rest, n_chunk);
+    const mx::array logits = session.forward(chunk, model::LogitRows::kAll);
+    rest = rest.subspan(chunk.size());
     const mx::array rows = mx::contiguous(mx::astype(logits, mx::float32));
     mx::eval(rows);
     file.write({reinterpret_cast<const char*>(rows.data<float>()), rows.nbytes()});

@@ -111,10 +111,8 @@ bool Generation::is_cancelled() {
 void Generation::prefill(std::span<const TokenId> rest, int n_total) {
   const auto n_chunk = static_cast<std::size_t>(options_.prefill_chunk);
   while (!rest.empty() && !is_cancelled()) {
-    const std::size_t n_tokens =
-        std::min({n_chunk, rest.size(), static_cast<std::size_t>(session_.n_until_quantized())});
-    const std::span<const TokenId> chunk = rest.first(n_tokens);
-    rest = rest.subspan(n_tokens);
+    const std::span<const TokenId> chunk = session_.first_chunk(rest, n_chunk);
+    rest = rest.subspan(chunk.size());
     const Scheduled scheduled = forward(chunk, model::LogitRows::kLast, rest.empty());
     if (rest.empty()) {
       logits_ = mx::astype(scheduled.logits, mx::float32);

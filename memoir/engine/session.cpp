@@ -59,11 +59,9 @@ void Session::drop(int n_tokens) {
   const std::vector<TokenId> rest = std::exchange(tokens_, {});
   cache_.free();
   constexpr std::size_t kChunk = 512;
-  for (std::size_t done = 0; done < rest.size();) {
-    const std::size_t n = std::min({kChunk, rest.size() - done, static_cast<std::size_t>(n_until_quantized())});
-    forward(std::span(rest).subspan(done, n), model::LogitRows::kNone);
+  for (std::size_t done = 0; done < rest.size(); done = tokens_.size()) {
+    forward(first_chunk(std::span(rest).subspan(done), kChunk), model::LogitRows::kNone);
     cache_.materialize();
-    done += n;
   }
 }
 
@@ -178,6 +176,10 @@ int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_en
 int Session::n_until_quantized() const {
   const int n = options_.quantization ? options_.quantize_from - cache_.offset() : 0;
   return n > 0 ? n : std::numeric_limits<int>::max();
+}
+
+std::span<const TokenId> Session::first_chunk(std::span<const TokenId> rest, std::size_t n_most) const {
+  return rest.first(std::min({n_most, rest.size(), static_cast<std::size_t>(n_until_quantized())}));
 }
 
 void Session::quantize_if_due() {

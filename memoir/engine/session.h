@@ -86,6 +86,10 @@ class Session {
   /// number.
   int n_until_quantized() const;
 
+  /// What a pass over the beginning of `rest` may take in: n_most tokens, all there are, or as many as
+  /// n_until_quantized().
+  std::span<const TokenId> first_chunk(std::span<const TokenId> rest, std::size_t n_most) const;
+
   /// Opens a transaction (cache/transaction.h) over the next n_max tokens at most, with its errors.
   void begin_draft(int n_max);
   bool has_draft() const { return draft_ != nullptr; }

@@ -19,6 +19,7 @@ namespace {
 
 // With so few query rows, keys are read as they lie; with more it pays to turn a block's keys round first.
 constexpr int kFewRowsOfPart = 12;
+static_assert(kFewRowsOfPart <= kLanes + 1, "copied queries take the place of the rows that are turned round");
 
 // Calls function with the element as a constant.
 template <typename Function>
@@ -36,6 +37,10 @@ template <typename Function>
 QueryRow query_row(const AttentionArgs& args, const AttentionPart& part, int index) {
   const int group = args.n_heads / args.n_kv_heads;
   return {part.kv_head * group + index % group, part.query_begin + index / group};
+}
+
+const float* query_of(const AttentionArgs& args, QueryRow row) {
+  return args.queries + row.head * args.query_head_stride + row.query * args.query_row_stride;
 }
 
 // o of kRows query rows, kVectors * 16 values from `at` on: the values of positions [begin, end) by weight, merged.
@@ -94,8 +99,7 @@ void attend_rows(const AttentionArgs& args, const AttentionPart& part, const Blo
                  const float* few_queries, Ahead& next, float* results, std::ptrdiff_t result_stride) {
   const float* queries[kRows];
   for (int r = 0; r < kRows; ++r) {
-    const QueryRow row = query_row(args, part, index + r);
-    queries[r] = block.keys_t ? args.queries + row.head * args.query_head_stride + row.query * args.query_row_stride
+    queries[r] = block.keys_t ? query_of(args, query_row(args, part, index + r))
                               : few_queries + static_cast<std::ptrdiff_t>(index + r) * padded_to_lanes(args.keys.dim);
   }
   alignas(64) float scores[kRows][kBlockPositions];
@@ -154,8 +158,7 @@ void attend_block(const AttentionArgs& args, const AttentionPart& part, const Bl
 void copy_queries(const AttentionArgs& args, const AttentionPart& part, int n_rows, float* copy) {
   const int padded = padded_to_lanes(args.keys.dim);
   for (int i = 0; i < n_rows; ++i, copy += padded) {
-    const QueryRow row = query_row(args, part, i);
-    const float* query = args.queries + row.head * args.query_head_stride + row.query * args.query_row_stride;
+    const float* query = query_of(args, query_row(args, part, i));
     std::fill(std::copy_n(query, args.keys.dim, copy), copy + padded, 0.0F);
   }
 }
