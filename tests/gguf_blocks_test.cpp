@@ -47,7 +47,7 @@ struct Packed {
 Packed unpack(GgufType type, std::span<const std::byte> blocks) {
   const std::size_t n_blocks = blocks.size() / static_cast<std::size_t>(gguf_block(type)->size_bytes);
   Packed packed;
-  packed.words.resize(n_blocks * static_cast<std::size_t>(*affine_bits(type)));
+  packed.words.resize(n_blocks * static_cast<std::size_t>(affine_block(type)->bits));
   packed.scales.resize(n_blocks);
   packed.biases.resize(n_blocks);
   packed.fits = unpack_affine(type, blocks, {packed.words, packed.scales, packed.biases});
@@ -96,24 +96,85 @@ TEST(GgufBlocksTest, IntegersAreNotWeights) {
   EXPECT_THROW(dequantize_blocks(GgufType::kI32, {}, {}), std::invalid_argument);
 }
 
+// MLX's definition: from bit i * bits of the words on.
+std::uint32_t code_at(const std::vector<std::uint32_t>& words, std::size_t bits, std::size_t i) {
+  const std::size_t word = i * bits / 32;
+  const std::uint64_t next = word + 1 < words.size() ? words[word + 1] : 0;
+  return static_cast<std::uint32_t>((words[word] | next << 32) >> (i * bits % 32)) & ((1U << bits) - 1);
+}
+
 class UnpackAffineTest : public testing::TestWithParam<GgufType> {};
 
-// MLX's definition: value = scale * code + bias with code i in bits (i * bits) % 32 and up of word i * bits / 32. In
+// MLX's definition: value = scale * code + bias. In
 // double nothing is rounded (but the subnormal scale's sum), so the result is the reference's value to the bit.
 TEST_P(UnpackAffineTest, MeansTheSameValues) {
   const Reference reference = reference_for(GetParam());
   const Packed packed = unpack(GetParam(), reference.blocks);
-  const std::size_t bits = static_cast<std::size_t>(*affine_bits(GetParam()));
+  const std::size_t bits = static_cast<std::size_t>(affine_block(GetParam())->bits);
   ASSERT_TRUE(packed.fits);
   for (std::size_t i = 0; i < reference.values.size(); ++i) {
-    const std::uint32_t code = (packed.words[i * bits / 32] >> (i * bits % 32)) & ((1U << bits) - 1);
+    const std::uint32_t code = code_at(packed.words, bits, i);
     const double value =
         double{float16_to_float(packed.scales[i / 32])} * code + float16_to_float(packed.biases[i / 32]);
     EXPECT_EQ(static_cast<float>(value), reference.values[i]) << i;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllTypes, UnpackAffineTest, testing::Values(GgufType::kQ4_0, GgufType::kQ4_1, GgufType::kQ8_0),
+INSTANTIATE_TEST_SUITE_P(AllTypes, UnpackAffineTest,
+                         testing::Values(GgufType::kQ4_0, GgufType::kQ4_1, GgufType::kQ5_0, GgufType::kQ5_1,
+                                         GgufType::kQ8_0),
+                         [](const auto& instance) { return gguf_type_name(instance.param); });
+
+class SplitGroupsTest : public testing::TestWithParam<GgufType> {};
+
+TEST_P(SplitGroupsTest, MeansTheSameValues) {
+  const Reference reference = reference_for(GetParam());
+  const auto bits = static_cast<std::size_t>(*grouped_bits(GetParam()));
+  const std::size_t n_groups = reference.values.size() / 32;
+  std::vector<std::byte> codes(n_groups * bits * 4);
+  std::vector<float> scales(n_groups);
+  std::vector<float> biases(n_groups);
+  std::vector<std::uint32_t> words(n_groups * bits);
+  ASSERT_TRUE(split_groups(GetParam(), reference.blocks, {codes, scales, biases}));
+  unpack_codes(static_cast<int>(bits), codes, words);
+  for (std::size_t i = 0; i < reference.values.size(); ++i) {
+    const double value = double{scales[i / 32]} * code_at(words, bits, i) + double{biases[i / 32]};
+    EXPECT_EQ(static_cast<float>(value), reference.values[i]) << i;
+  }
+}
+
+TEST_P(SplitGroupsTest, RefusesWrongSizesAndWhatIsNotFinite) {
+  const auto n_bytes = static_cast<std::size_t>(gguf_block(GetParam())->size_bytes);
+  const auto bits = static_cast<std::size_t>(*grouped_bits(GetParam()));
+  std::vector<std::byte> block(n_bytes);
+  std::vector<std::byte> codes(8 * bits * 4);
+  std::vector<float> floats(8);
+  EXPECT_TRUE(split_groups(GetParam(), block, {codes, floats, floats}));
+  const auto call = [&](std::span<const std::byte> in, const SplitGroups& out) {
+    return split_groups(GetParam(), in, out);
+  };
+  EXPECT_THROW((void)call(std::span(block).subspan(1), {codes, floats, floats}), std::invalid_argument);
+  EXPECT_THROW((void)call(block, {std::span(codes).subspan(1), floats, floats}), std::invalid_argument);
+  EXPECT_THROW((void)call(block, {codes, std::span(floats).subspan(1), floats}), std::invalid_argument);
+  EXPECT_THROW((void)call(block, {codes, floats, std::span(floats).subspan(1)}), std::invalid_argument);
+  EXPECT_THROW((void)split_groups(GgufType::kQ6_K, block, {codes, floats, floats}), std::invalid_argument);
+  for (const std::size_t at : {std::size_t{1}, std::size_t{3}}) {
+    std::vector<std::byte> infinite = block;
+    infinite[at] = std::byte{0x7C};
+    EXPECT_FALSE(call(infinite, {codes, floats, floats}));
+  }
+}
+
+TEST(GgufBlocksTest, UnpackCodesRefusesWrongSizes) {
+  std::vector<std::byte> codes(20);
+  std::vector<std::uint32_t> words(5);
+  EXPECT_NO_THROW(unpack_codes(5, codes, words));
+  EXPECT_THROW(unpack_codes(4, codes, words), std::invalid_argument);
+  EXPECT_THROW(unpack_codes(5, std::span(codes).subspan(1), words), std::invalid_argument);
+  EXPECT_THROW(unpack_codes(6, codes, words), std::invalid_argument);
+}
+
+INSTANTIATE_TEST_SUITE_P(AllTypes, SplitGroupsTest, testing::Values(GgufType::kQ4_K, GgufType::kQ5_K),
                          [](const auto& instance) { return gguf_type_name(instance.param); });
 
 // One block by hand: codes 0..15 in the low nibbles, 15..0 in the high ones.

@@ -298,8 +298,8 @@ TEST_P(GgufModel, ReportsTypesThatBecameFloat16AndKeepsTheOthers) {
   const test::TemporaryFolder folder;
   const TwinModels twins(folder, {.type = GetParam()});
   const Loaded loaded = load_gguf(twins.open_gguf());
-  const std::set<GgufType> kept = {GgufType::kF32,  GgufType::kF16,  GgufType::kBF16,
-                                   GgufType::kQ4_0, GgufType::kQ4_1, GgufType::kQ8_0};
+  const std::set<GgufType> kept = {GgufType::kF32,  GgufType::kF16,  GgufType::kBF16, GgufType::kQ4_0, GgufType::kQ4_1,
+                                   GgufType::kQ5_0, GgufType::kQ5_1, GgufType::kQ8_0, GgufType::kQ4_K, GgufType::kQ5_K};
   if (kept.contains(GetParam())) {
     EXPECT_TRUE(loaded.notes.empty());
   } else {

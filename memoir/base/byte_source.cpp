@@ -1,8 +1,11 @@
 #include "memoir/base/byte_source.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <system_error>
 #include <utility>
 
@@ -28,24 +31,36 @@ class FileSource : public ByteSource {
     std::error_code error;
     size_bytes_ = std::filesystem::file_size(path, error);
     if (error) throw FileError(path_, "", "can't tell its size: " + error.message());
-    stream_.open(path, std::ios::binary);
-    if (!stream_) throw FileError(path_, "", std::string("can't open: ") + std::strerror(errno));
+    descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor_ < 0) throw FileError(path_, "", std::string("can't open: ") + std::strerror(errno));
   }
+  ~FileSource() override { ::close(descriptor_); }
+  FileSource(const FileSource&) = delete;
+  FileSource& operator=(const FileSource&) = delete;
 
   const std::string& path() const override { return path_; }
   std::uint64_t size_bytes() const override { return size_bytes_; }
 
   void read(std::uint64_t offset, std::span<std::byte> out) override {
     check_range(path_, offset, out.size(), size_bytes_);
-    stream_.clear();
-    stream_.seekg(static_cast<std::streamoff>(offset));
-    stream_.read(reinterpret_cast<char*>(out.data()), static_cast<std::streamsize>(out.size()));
-    if (!stream_) throw FileError(path_, "", "reading failed at offset " + std::to_string(offset));
+    constexpr std::size_t kLargestRead = std::size_t{1} << 30;  // macOS refuses 2^31 bytes and more
+    while (!out.empty()) {
+      const ssize_t n =
+          ::pread(descriptor_, out.data(), std::min(out.size(), kLargestRead), static_cast<off_t>(offset));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) {
+        throw FileError(path_, "",
+                        "reading failed at offset " + std::to_string(offset) + ": " +
+                            (n < 0 ? std::strerror(errno) : "the file has become shorter"));
+      }
+      offset += static_cast<std::uint64_t>(n);
+      out = out.subspan(static_cast<std::size_t>(n));
+    }
   }
 
  private:
   std::string path_;
-  std::ifstream stream_;
+  int descriptor_ = -1;
   std::uint64_t size_bytes_ = 0;
 };
 

@@ -4,7 +4,7 @@
 //
 // Invariant: the size is fixed when the source is made; a read never goes past it. A file that shrinks afterwards
 // gives a FileError, never a signal (which is why files are read, not mapped).
-// Threads: one at a time.
+// Threads: any number may read at the same time.
 
 #include <cstddef>
 #include <cstdint>

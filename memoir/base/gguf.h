@@ -6,7 +6,7 @@
 // Invariants after construction: every count, length, offset and size was checked against the file before it was
 // used; every tensor's bytes lie inside the file and overlap no other's; names and keys are unique; every row is made
 // of whole blocks.
-// Ownership: a GgufFile owns its source. Threads: one at a time.
+// Ownership: a GgufFile owns its source. Threads: any number, once it is made.
 
 #include <cstdint>
 #include <filesystem>

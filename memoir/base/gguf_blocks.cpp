@@ -244,6 +244,20 @@ void unpack_codes4(const Byte* qs, std::uint32_t* words) {
   }
 }
 
+// The 20 bytes of a Q5 block's codes as five words.
+void unpack_codes5(const Byte* in, std::uint32_t* words) {
+  const std::uint32_t qh = load32(in);
+  std::uint64_t buffer = 0;
+  for (int i = 0, n_bits = 0; i < 32; ++i) {
+    buffer |= static_cast<std::uint64_t>(code5(in + 4, qh, i)) << n_bits;
+    n_bits += 5;
+    if (n_bits < 32) continue;
+    *words++ = static_cast<std::uint32_t>(buffer);
+    buffer >>= 32;
+    n_bits -= 32;
+  }
+}
+
 // The 32 signed codes of a Q8_0 block as eight words of unsigned ones: q + 128 flips the sign bit.
 void unpack_codes8(const Byte* qs, std::uint32_t* words) {
   for (int i = 0; i < 8; ++i) words[i] = load32(qs + 4 * i) ^ 0x80808080U;
@@ -254,9 +268,22 @@ bool is_finite(std::uint16_t half) {
 }
 
 // The bias of a block: in the block after d, or a multiple of d.
-std::uint16_t affine_bias(GgufType type, const Byte* block) {
-  if (type == GgufType::kQ4_1) return load16(block + 2);
-  return float_to_float16(load_half(block) * (type == GgufType::kQ4_0 ? -8.0F : -128.0F));
+std::uint16_t affine_bias(const AffineBlock& form, const Byte* block) {
+  if (form.has_bias) return load16(block + form.bias_offset());
+  return float_to_float16(load_half(block) * -static_cast<float>(1 << (form.bits - 1)));
+}
+
+void unpack_group(int bits, const Byte* codes, std::uint32_t* words) {
+  if (bits == 4) return unpack_codes4(codes, words);
+  if (bits == 5) return unpack_codes5(codes, words);
+  unpack_codes8(codes, words);
+}
+
+// Throws for a type without one.
+AffineBlock form_of(const char* function, GgufType type) {
+  const std::optional<AffineBlock> form = affine_block(type);
+  if (!form) throw std::invalid_argument(std::string(function) + " " + gguf_type_name(type) + " has no packed form");
+  return *form;
 }
 
 }  // namespace
@@ -280,17 +307,38 @@ void dequantize_blocks(GgufType type, std::span<const std::byte> in, std::span<f
   decode(reinterpret_cast<const Byte*>(in.data()), n_blocks, block, out.data());
 }
 
-std::optional<int> affine_bits(GgufType type) {
-  if (type == GgufType::kQ4_0 || type == GgufType::kQ4_1) return 4;
-  if (type == GgufType::kQ8_0) return 8;
-  return std::nullopt;
+std::optional<AffineBlock> affine_block(GgufType type) {
+  switch (type) {
+    case GgufType::kQ4_0:
+      return AffineBlock{4, false};
+    case GgufType::kQ4_1:
+      return AffineBlock{4, true};
+    case GgufType::kQ5_0:
+      return AffineBlock{5, false};
+    case GgufType::kQ5_1:
+      return AffineBlock{5, true};
+    case GgufType::kQ8_0:
+      return AffineBlock{8, false};
+    default:
+      return std::nullopt;
+  }
+}
+
+bool is_affine(GgufType type, std::span<const std::byte> in) {
+  const AffineBlock form = form_of("[gguf.is_affine]", type);
+  const std::size_t n_blocks = count_blocks("[gguf.is_affine]", type, in);
+  const auto block_bytes = static_cast<std::size_t>(gguf_block(type)->size_bytes);
+  const Byte* block = reinterpret_cast<const Byte*>(in.data());
+  for (std::size_t i = 0; i < n_blocks; ++i, block += block_bytes) {
+    if (!is_finite(load16(block)) || !is_finite(affine_bias(form, block))) return false;
+  }
+  return true;
 }
 
 bool unpack_affine(GgufType type, std::span<const std::byte> in, const AffineRows& out) {
-  const auto bits = affine_bits(type);
-  if (!bits) throw std::invalid_argument("[gguf.unpack_affine] " + gguf_type_name(type) + " has no packed form");
+  const AffineBlock form = form_of("[gguf.unpack_affine]", type);
   const std::size_t n_blocks = count_blocks("[gguf.unpack_affine]", type, in);
-  const auto words_per_block = static_cast<std::size_t>(*bits);
+  const auto words_per_block = static_cast<std::size_t>(form.bits);
   if (out.words.size() % words_per_block != 0 || out.words.size() / words_per_block != n_blocks ||
       out.scales.size() != n_blocks || out.biases.size() != n_blocks) {
     throw std::invalid_argument("[gguf.unpack_affine] room for " + std::to_string(out.words.size()) + " words, " +
@@ -302,15 +350,79 @@ bool unpack_affine(GgufType type, std::span<const std::byte> in, const AffineRow
   std::uint32_t* words = out.words.data();
   for (std::size_t i = 0; i < n_blocks; ++i, block += block_bytes, words += words_per_block) {
     out.scales[i] = load16(block);
-    out.biases[i] = affine_bias(type, block);
+    out.biases[i] = affine_bias(form, block);
     if (!is_finite(out.scales[i]) || !is_finite(out.biases[i])) return false;
-    if (type == GgufType::kQ8_0) {
-      unpack_codes8(block + 2, words);
-    } else {
-      unpack_codes4(block + (type == GgufType::kQ4_0 ? 2 : 4), words);
-    }
+    unpack_group(form.bits, block + form.codes_offset(), words);
   }
   return true;
+}
+
+namespace {
+
+// Bit `bit` of eight bytes, as the bits of one.
+std::uint64_t gathered_bits(std::uint64_t bytes, int bit) {
+  return ((bytes >> bit & 0x0101010101010101ULL) * 0x0102040810204080ULL) >> 56;
+}
+
+void store64(std::uint64_t value, Byte* out) {
+  for (int i = 0; i < 8; ++i) out[i] = static_cast<Byte>(value >> (8 * i));
+}
+
+// Group `group` of a block: the fifth bits are in qh, if there is one, the others in half of the nibbles of 32 bytes.
+void split_group(const Byte* qh, const Byte* qs, int group, Byte* codes) {
+  constexpr std::uint64_t kLowNibbles = 0x0F0F0F0F0F0F0F0FULL;
+  if (qh != nullptr) {
+    for (int i = 0; i < 4; ++i) *codes++ = static_cast<Byte>(gathered_bits(load64(qh + 8 * i), group));
+  }
+  const Byte* bytes = qs + 32 * (group / 2);
+  const auto nibbles = [&](int i) { return load64(bytes + i) >> (4 * (group % 2)) & kLowNibbles; };
+  store64(nibbles(0) | nibbles(16) << 4, codes);
+  store64(nibbles(8) | nibbles(24) << 4, codes + 8);
+}
+
+}  // namespace
+
+std::optional<int> grouped_bits(GgufType type) {
+  if (type == GgufType::kQ4_K) return 4;
+  if (type == GgufType::kQ5_K) return 5;
+  return std::nullopt;
+}
+
+bool split_groups(GgufType type, std::span<const std::byte> in, const SplitGroups& out) {
+  constexpr std::size_t kGroups = 8;
+  const std::optional<int> bits = grouped_bits(type);
+  if (!bits) throw std::invalid_argument("[gguf.split_groups] " + gguf_type_name(type) + " has no such groups");
+  const std::size_t n_groups = kGroups * count_blocks("[gguf.split_groups]", type, in);
+  const std::size_t group_bytes = static_cast<std::size_t>(*bits) * 4;
+  if (out.codes.size() != n_groups * group_bytes || out.scales.size() != n_groups || out.biases.size() != n_groups) {
+    throw std::invalid_argument("[gguf.split_groups] room for " + std::to_string(out.codes.size()) +
+                                " bytes of codes, " + std::to_string(out.scales.size()) + " scales and " +
+                                std::to_string(out.biases.size()) + " biases, " + std::to_string(n_groups) + " groups");
+  }
+  const auto block_bytes = static_cast<std::size_t>(gguf_block(type)->size_bytes);
+  const Byte* block = reinterpret_cast<const Byte*>(in.data());
+  auto* codes = reinterpret_cast<Byte*>(out.codes.data());
+  for (std::size_t i = 0; i < n_groups; ++i, codes += group_bytes) {
+    const auto group = static_cast<int>(i % kGroups);
+    if (group == 0 && i > 0) block += block_bytes;
+    if (group == 0 && (!is_finite(load16(block)) || !is_finite(load16(block + 2)))) return false;
+    const auto pair = scale_and_min(block + 4, group);
+    out.scales[i] = load_half(block) * static_cast<float>(pair.scale);
+    out.biases[i] = -(load_half(block + 2) * static_cast<float>(pair.min));
+    const Byte* qh = *bits == 5 ? block + 16 : nullptr;
+    split_group(qh, block + (*bits == 5 ? 48 : 16), group, codes);
+  }
+  return true;
+}
+
+void unpack_codes(int bits, std::span<const std::byte> codes, std::span<std::uint32_t> words) {
+  const auto n_words = static_cast<std::size_t>(bits);
+  if ((bits != 4 && bits != 5 && bits != 8) || words.size() % n_words != 0 || codes.size() != words.size() * 4) {
+    throw std::invalid_argument("[gguf.unpack_codes] " + std::to_string(codes.size()) + " bytes of codes of " +
+                                std::to_string(bits) + " bits, room for " + std::to_string(words.size()) + " words");
+  }
+  const Byte* in = reinterpret_cast<const Byte*>(codes.data());
+  for (std::size_t i = 0; i < words.size(); i += n_words) unpack_group(bits, in + i * 4, words.data() + i);
 }
 
 }  // namespace memoir

@@ -48,8 +48,22 @@ void dequantize_blocks(GgufType type, std::span<const std::byte> in, std::span<f
 /// Values per scale and bias in the packed form: one GGUF block.
 inline constexpr std::int64_t kAffineGroup = 32;
 
-/// Bits per code of the packed form: Q4_0 and Q4_1 4, Q8_0 8; nullopt for a type that has none.
-std::optional<int> affine_bits(GgufType type);
+/// What a block of a type with a packed form is made of: a scale, float16; a bias, where it has one, float16; the
+/// codes: of five bits first the highest ones, bit i of 32 belongs to code i; then of four bits, or the four others,
+/// byte i has code i in its low half and code 16 + i in its high one; of eight bits one after the other, less 128.
+struct AffineBlock {
+  int bits;
+  bool has_bias;  // else it follows from the scale, see unpack_affine()
+
+  std::size_t bias_offset() const { return 2; }
+  std::size_t codes_offset() const { return has_bias ? 4 : 2; }
+};
+
+/// Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0; nullopt for a type that has no packed form.
+std::optional<AffineBlock> affine_block(GgufType type);
+
+/// Whether scale and bias of every block can be held, as unpack_affine() has it. Throws as it does.
+bool is_affine(GgufType type, std::span<const std::byte> in);
 
 /// Where unpack_affine writes n_blocks blocks.
 struct AffineRows {
@@ -59,14 +73,34 @@ struct AffineRows {
   std::span<std::uint16_t> biases;  // n_blocks, float16
 };
 
-/// Splits whole blocks of Q4_0, Q4_1 or Q8_0 into MLX's affine form with groups of 32, where a value is
-/// scale * code + bias and codes are unsigned:
-///   Q4_0: scale d, bias -8d.  Q4_1: scale d, bias m.  Q8_0: scale d, code q + 128, bias -128d.
-/// -8d and -128d are exact in float16 (a power of two) unless they overflow. So scale * code + bias computed in float32
-/// is the value dequantize_blocks gives; computed in float16 it may be rounded twice.
-/// Returns false when a bias or scale is infinite or NaN (|d| > 8188 in Q4_0, > 511.75 in Q8_0); `out` is then partly
-/// written and the tensor has to be dequantized. Trained weights never get there.
-/// Throws std::invalid_argument when the type has no packed form or a size does not fit.
+/// Splits whole blocks into MLX's affine form with groups of 32, where a value is scale * code + bias and codes are
+/// unsigned:
+///   Q4_0: scale d, bias -8d.  Q5_0: scale d, bias -16d.  Q4_1, Q5_1: scale d, bias m.
+///   Q8_0: scale d, code q + 128, bias -128d.
+/// -8d, -16d and -128d are exact in float16 (a power of two) unless they overflow. So scale * code + bias computed in
+/// float32 is the value dequantize_blocks gives; computed in float16 it may be rounded twice. Returns false when a bias
+/// or scale is infinite or NaN (|d| > 8188 in Q4_0, > 4094 in Q5_0, > 511.75 in Q8_0); `out` is then partly written and
+/// the tensor has to be dequantized. Trained weights never get there. Throws std::invalid_argument when the type has no
+/// packed form or a size does not fit.
 [[nodiscard]] bool unpack_affine(GgufType type, std::span<const std::byte> in, const AffineRows& out);
+
+/// Bits per code of a type whose blocks of 256 values are eight groups of 32 with a scale and a bias each: Q4_K 4, Q5_K
+/// 5; nullopt for others.
+std::optional<int> grouped_bits(GgufType type);
+
+/// Where split_groups writes n_groups groups.
+struct SplitGroups {
+  std::span<std::byte> codes;  // n_groups * bits * 4: as a block of AffineBlock has them
+  std::span<float> scales;     // n_groups: d * sc
+  std::span<float> biases;     // n_groups: -dmin * mn
+};
+
+/// Splits whole blocks of Q4_K or Q5_K into their groups, scales and biases exact. Returns false when one is infinite
+/// or NaN. Throws std::invalid_argument for another type or where a size does not fit.
+[[nodiscard]] bool split_groups(GgufType type, std::span<const std::byte> in, const SplitGroups& out);
+
+/// The codes of groups, as a block of AffineBlock has them, in the words of AffineRows. bits: 4, 5 or 8; as many words
+/// as codes take; else std::invalid_argument.
+void unpack_codes(int bits, std::span<const std::byte> codes, std::span<std::uint32_t> words);
 
 }  // namespace memoir

@@ -335,4 +335,13 @@ void SafetensorsFile::read(const SafetensorsTensor& tensor, std::span<std::byte>
   source_->read(tensor.offset, out);
 }
 
+void SafetensorsFile::read_part(const SafetensorsTensor& tensor, std::uint64_t begin, std::span<std::byte> out) const {
+  if (begin > tensor.size_bytes || out.size() > tensor.size_bytes - begin) {
+    throw std::invalid_argument("[safetensors.read_part] the tensor " + shortened(tensor.name) + " has " +
+                                std::to_string(tensor.size_bytes) + " bytes, asked for are " +
+                                std::to_string(out.size()) + " from " + std::to_string(begin));
+  }
+  source_->read(tensor.offset + begin, out);
+}
+
 }  // namespace memoir

@@ -5,7 +5,7 @@
 //
 // Invariants after construction: the header's length, every shape, dtype and byte range was checked against the file;
 // ranges do not overlap; size_bytes equals the product of the shape times the size of the dtype.
-// Ownership: a SafetensorsFile owns its source. Threads: one at a time.
+// Ownership: a SafetensorsFile owns its source. Threads: any number, once it is made.
 
 #include <cstdint>
 #include <filesystem>
@@ -43,6 +43,10 @@ class SafetensorsFile {
 
   /// The bytes of a tensor. `out` must have size_bytes bytes (else std::invalid_argument).
   void read(const SafetensorsTensor& tensor, std::span<std::byte> out) const;
+
+  /// The tensor's bytes from `begin` on, as many as `out` has room for. Throws std::invalid_argument if it has not so
+  /// many, and as read().
+  void read_part(const SafetensorsTensor& tensor, std::uint64_t begin, std::span<std::byte> out) const;
 
  private:
   std::unique_ptr<ByteSource> source_;

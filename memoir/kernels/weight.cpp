@@ -31,10 +31,6 @@ mx::Dtype dtype_of(cpu::Element element) {
   return mx::float32;
 }
 
-const std::byte* bytes_of(const mx::array& a) {
-  return reinterpret_cast<const std::byte*>(a.data<std::uint8_t>());
-}
-
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument("[kernels.prepared] " + what);
 }
@@ -102,20 +98,14 @@ std::size_t Weight::size_bytes() const {
   return n_bytes;
 }
 
-namespace {
-
-// Whether every bias is what cpu::implied_bias() makes of its scale: Q4_0 and Q8_0 of GGUF.
-bool has_implied_biases(const Weight& weight) {
-  if (!weight.quantization) return false;
-  const Quantization& q = *weight.quantization;
+bool has_implied_biases(const Quantization& q) {
   if (q.biases.dtype() != q.scales.dtype()) return false;
   const mx::array scales = mx::contiguous(q.scales);
   const mx::array biases = mx::contiguous(q.biases);
   mx::eval(scales, biases);
-  return cpu::has_implied_biases(element_of(scales.dtype()), q.bits, scales.size(), bytes_of(scales), bytes_of(biases));
+  return cpu::has_implied_biases(element_of(scales.dtype()), q.bits, scales.size(), packed_bytes(scales),
+                                 packed_bytes(biases));
 }
-
-}  // namespace
 
 cpu::PackedFormat packed_format(const Weight& weight) {
   check_weight(weight);
@@ -130,11 +120,11 @@ cpu::PackedFormat packed_format(const Weight& weight) {
 void pack(const Weight& weight, const cpu::PackedFormat& format, std::byte* out) {
   const mx::array data = mx::contiguous(weight.data);
   mx::eval(data);
-  if (!weight.quantization) return cpu::pack_dense(format, bytes_of(data), out);
+  if (!weight.quantization) return cpu::pack_dense(format, packed_bytes(data), out);
   const mx::array scales = mx::contiguous(weight.quantization->scales);
   const mx::array biases = mx::contiguous(mx::astype(weight.quantization->biases, scales.dtype()));
   mx::eval(scales, biases);
-  cpu::pack_quantized(format, data.data<std::uint32_t>(), bytes_of(scales), bytes_of(biases), out);
+  cpu::pack_quantized(format, data.data<std::uint32_t>(), packed_bytes(scales), packed_bytes(biases), out);
 }
 
 Weight some_rows(const Weight& weight, int begin, int end, int step) {
@@ -170,7 +160,7 @@ Weight prepared(Weight weight) {
   if (weight.packed) return weight;
   cpu::PackedFormat format = packed_format(weight);
   if (!on_cpu()) return weight;
-  format.has_biases = !has_implied_biases(weight);
+  format.has_biases = !weight.quantization || !has_implied_biases(*weight.quantization);
   mx::array packed = weight_memory(format.size_bytes());
   pack(weight, format, const_cast<std::byte*>(packed_bytes(packed)));
   return {std::move(packed), std::nullopt, format};

@@ -24,6 +24,9 @@ struct Quantization {
   int bits;                 // 2, 3, 4, 5, 6 or 8
 };
 
+/// Whether every bias is what cpu::implied_bias() makes of its scale, as in GGUF's Q4_0 and Q8_0. Evaluates both.
+bool has_implied_biases(const Quantization& quantization);
+
 struct Weight {
   mlx::core::array data;  // dense: [rows, columns] f32, f16 or bf16; quantized: [rows, columns * bits / 32] uint32;
                           // packed: bytes, to be read from packed_bytes() on
@@ -64,7 +67,7 @@ bool is_float(mlx::core::Dtype dtype);
 /// How the CPU kernels name a floating type: float32 but for the two halves.
 cpu::Element element_of(mlx::core::Dtype dtype);
 
-/// The packed bytes of an evaluated array.
+/// The bytes of an evaluated array, packed or not.
 const std::byte* packed_bytes(const mlx::core::array& data);
 
 }  // namespace memoir::kernels

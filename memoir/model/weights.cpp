@@ -20,14 +20,25 @@ void Weights::check_is_there(const std::string& name) const {
 }
 
 kernels::Weight Weights::matrix(const std::string& module, int rows, int columns) {
-  return kernels::prepared(stored_matrix(module, {rows, columns}));
+  const MatrixShape shape{rows, columns};
+  take_matrix(module);
+  if (kernels::on_cpu()) {
+    const std::optional<kernels::WeightSource> source = matrix_source(module, shape);
+    std::optional<kernels::Weight> weight = source ? kernels::prepared(*source) : std::nullopt;
+    if (weight) return *std::move(weight);
+  }
+  return kernels::prepared(read_matrix(module, shape));
 }
 
 kernels::Weight Weights::stored_matrix(const std::string& module, const MatrixShape& shape) {
+  take_matrix(module);
+  return read_matrix(module, shape);
+}
+
+void Weights::take_matrix(const std::string& module) {
   const std::string name = module + ".weight";
   check_is_there(name);
   take(name);
-  return read_matrix(module, shape);
 }
 
 kernels::WeightStack Weights::stack(const std::string& module, const MatrixShape& shape) {

@@ -3,9 +3,9 @@
 // A model's tensors, by the names Hugging Face gives them, whatever file they lie in.
 //
 // A loader asks for every tensor it needs, with the shape it expects, and then calls finish(), which refuses tensors
-// that nobody asked for. Tensors are read when asked for, one at a time. While one is unpacked (GGUF's blocks) or
-// packed (kernels::prepared) both forms of it are in memory, of no more than one tensor at once. Quantized tensors stay
-// quantized where MLX has the same form (see kernels/weight.h).
+// that nobody asked for. Tensors are read when asked for, one at a time, on the CPU straight into the kernels' packed
+// form (kernels/weight_source.h); where that is not possible, both forms of one tensor are in memory at once. Quantized
+// tensors stay quantized where MLX has the same form (see kernels/weight.h).
 // Threads: one at a time.
 
 #include <mlx/array.h>
@@ -21,6 +21,7 @@
 
 #include "memoir/base/gguf.h"
 #include "memoir/kernels/weight.h"
+#include "memoir/kernels/weight_source.h"
 #include "memoir/kernels/weight_stack.h"
 #include "memoir/model/config.h"
 
@@ -104,6 +105,9 @@ class Weights {
   explicit Weights(std::string path) : path_(std::move(path)) {}
 
   virtual kernels::Weight read_matrix(const std::string& module, const MatrixShape& shape) = 0;
+  /// The same, for kernels::prepared() to read; checked like it. nullopt where that has to be of read_matrix()'s. As
+  /// long as this object is there.
+  virtual std::optional<kernels::WeightSource> matrix_source(const std::string& module, const MatrixShape& shape) = 0;
   virtual kernels::Weight read_mxfp4_blocks(const std::string& name, const MatrixShape& shape) = 0;
   /// Of a tensor that is there.
   virtual std::vector<std::int64_t> shape_of(const std::string& name) const = 0;
@@ -125,6 +129,8 @@ class Weights {
   std::string path_;
 
  private:
+  void take_matrix(const std::string& module);
+
   std::set<std::string> available_;
   std::set<std::string> taken_;
   std::set<std::string> unknown_;

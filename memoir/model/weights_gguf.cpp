@@ -58,6 +58,17 @@ std::optional<mx::Dtype> dense_dtype(GgufType type) {
   }
 }
 
+// Bits per code of a type that stays quantized.
+std::optional<int> affine_bits(GgufType type) {
+  if (const std::optional<AffineBlock> block = affine_block(type)) return block->bits;
+  return grouped_bits(type);
+}
+
+// Whether matrices of the type become float16: they can be read, but have no packed form.
+bool is_converted(GgufType type) {
+  return can_dequantize(type) && !dense_dtype(type) && !affine_bits(type);
+}
+
 constexpr std::size_t kPieceBlocks = std::size_t{1} << 14;
 
 class GgufWeights : public Weights {
@@ -102,6 +113,26 @@ class GgufWeights : public Weights {
     return {mx::reshape(dense, {shape.all_rows(), shape.columns}), std::nullopt};
   }
 
+  std::optional<kernels::WeightSource> matrix_source(const std::string& module, const MatrixShape& shape) override {
+    const GgufTensor& tensor = checked(module + ".weight", shape.sizes(shape.columns));
+    const std::optional<kernels::cpu::PackedFormat> format = packed_format(tensor, shape);
+    if (!format) return std::nullopt;
+    if (is_converted(tensor.type)) ++converted_[tensor.type];
+    const std::size_t n_heads = interleaved_heads(module);
+    const std::size_t n_rows = static_cast<std::size_t>(format->n_rows);
+    const std::size_t head_rows = n_heads > 0 ? n_rows / n_heads : 1;
+    const std::size_t row_bytes = tensor.size_bytes / n_rows;
+    const std::size_t row_room = room_bytes(tensor.type, format->n_columns);
+    const auto read = [=, this, &tensor, format = *format](int begin, int end, std::byte* scratch) {
+      const auto n_here = static_cast<std::size_t>(end - begin);
+      const std::span<std::byte> bytes(scratch + n_here * row_room, n_here * row_bytes);
+      file_->read_part(tensor, static_cast<std::size_t>(begin) * row_bytes, bytes);
+      if (n_heads > 0) deinterleave_heads(bytes, n_here, n_here / head_rows);
+      return stored_rows(tensor, format, bytes, scratch);  // whose beginning is aligned
+    };
+    return kernels::WeightSource{*format, row_bytes + row_room, read, static_cast<int>(head_rows)};
+  }
+
   // No GGUF file has such blocks in tensors of their own: its type MXFP4 is read as a matrix.
   kernels::Weight read_mxfp4_blocks(const std::string& name, const MatrixShape&) override {
     throw UnsupportedError(path_, name, "can't be read from a GGUF file");
@@ -141,6 +172,87 @@ class GgufWeights : public Weights {
     if (module.ends_with(".self_attn.q_proj")) return static_cast<std::size_t>(n_heads_);
     if (module.ends_with(".self_attn.k_proj")) return static_cast<std::size_t>(n_kv_heads_);
     return 0;
+  }
+
+  // How a matrix is packed for the CPU's kernels; nullopt for a type that they don't read.
+  static std::optional<kernels::cpu::PackedFormat> packed_format(const GgufTensor& tensor, const MatrixShape& shape) {
+    kernels::cpu::PackedFormat format{shape.all_rows(), shape.columns, kernels::cpu::Element::kF32};
+    if (const std::optional<mx::Dtype> dtype = dense_dtype(tensor.type)) {
+      format.element = kernels::element_of(*dtype);
+      return format;
+    }
+    const std::optional<int> bits = affine_bits(tensor.type);
+    if (is_converted(tensor.type)) format.element = kernels::cpu::Element::kF16;
+    if (!bits) return is_converted(tensor.type) ? std::optional(format) : std::nullopt;
+    const std::optional<AffineBlock> block = affine_block(tensor.type);
+    format.bits = *bits;
+    format.group_size = kAffineGroup;
+    if (block) format.element = kernels::cpu::Element::kF16;
+    format.has_biases = !block || block->has_bias;
+    return format;
+  }
+
+  // What reading a row takes beyond its bytes: the values of one that is converted, or the parts of split groups.
+  static std::size_t room_bytes(GgufType type, int n_columns) {
+    if (is_converted(type)) return static_cast<std::size_t>(n_columns) * (sizeof(float) + sizeof(std::uint16_t));
+    const std::optional<int> bits = grouped_bits(type);
+    if (!bits) return 0;
+    return static_cast<std::size_t>(n_columns / kAffineGroup) *
+           (static_cast<std::size_t>(*bits) * 4 + 2 * sizeof(float));
+  }
+
+  // `bytes`, rows of the tensor, for packing, with room for what room_bytes() counts. nullopt if a scale or bias can't
+  // be held.
+  std::optional<kernels::cpu::StoredRows> stored_rows(const GgufTensor& tensor,
+                                                      const kernels::cpu::PackedFormat& format,
+                                                      std::span<const std::byte> bytes, std::byte* room) const {
+    if (is_converted(tensor.type)) return converted_rows(tensor, format, bytes, room);
+    if (grouped_bits(tensor.type)) return split_rows(tensor.type, format, bytes, room);
+    kernels::cpu::StoredRows rows{bytes.data(), tensor.size_bytes / static_cast<std::size_t>(format.n_rows)};
+    if (!format.is_quantized()) return rows;
+    if (!is_affine(tensor.type, bytes)) return std::nullopt;
+    const AffineBlock block = *affine_block(tensor.type);
+    rows.values += block.codes_offset();
+    rows.scales = bytes.data();
+    rows.biases = bytes.data() + block.bias_offset();
+    rows.block_bytes = rows.group_bytes = static_cast<std::size_t>(gguf_block(tensor.type)->size_bytes);
+    rows.row_group_bytes = rows.row_bytes;
+    rows.order = format.bits == 8 ? kernels::cpu::CodeOrder::kSigned : kernels::cpu::CodeOrder::kHalves;
+    return rows;
+  }
+
+  kernels::cpu::StoredRows converted_rows(const GgufTensor& tensor, const kernels::cpu::PackedFormat& format,
+                                          std::span<const std::byte> bytes, std::byte* room) const {
+    const GgufBlock block = *gguf_block(tensor.type);
+    const std::size_t n_values =
+        bytes.size() / static_cast<std::size_t>(block.size_bytes) * static_cast<std::size_t>(block.n_elements);
+    const std::span<float> values(reinterpret_cast<float*>(room), n_values);
+    const std::span<std::uint16_t> halves(reinterpret_cast<std::uint16_t*>(room + values.size_bytes()), n_values);
+    to_halves(tensor, bytes, values, halves);
+    return {reinterpret_cast<const std::byte*>(halves.data()),
+            static_cast<std::size_t>(format.n_columns) * sizeof(std::uint16_t)};
+  }
+
+  static std::optional<kernels::cpu::StoredRows> split_rows(GgufType type, const kernels::cpu::PackedFormat& format,
+                                                            std::span<const std::byte> bytes, std::byte* room) {
+    const GgufBlock block = *gguf_block(type);
+    const std::size_t n_groups = bytes.size() / static_cast<std::size_t>(block.size_bytes) *
+                                 static_cast<std::size_t>(block.n_elements / kAffineGroup);
+    const auto row_groups = static_cast<std::size_t>(format.n_groups());
+    auto* scales = reinterpret_cast<float*>(room);
+    auto* biases = scales + n_groups;
+    auto* codes = reinterpret_cast<std::byte*>(biases + n_groups);
+    const std::size_t block_bytes = static_cast<std::size_t>(format.bits) * 4;
+    if (!split_groups(type, bytes, {{codes, n_groups * block_bytes}, {scales, n_groups}, {biases, n_groups}})) {
+      return std::nullopt;
+    }
+    kernels::cpu::StoredRows rows{codes, row_groups * block_bytes, block_bytes};
+    rows.scales = reinterpret_cast<const std::byte*>(scales);
+    rows.biases = reinterpret_cast<const std::byte*>(biases);
+    rows.group_bytes = sizeof(float);
+    rows.row_group_bytes = row_groups * sizeof(float);
+    rows.order = kernels::cpu::CodeOrder::kHalves;
+    return rows;
   }
 
   // The converter cuts some vectors into rows, or gives them an axis of 1, and makes a vector of a matrix of one row.
@@ -184,29 +296,31 @@ class GgufWeights : public Weights {
     return {words, kernels::Quantization{scales, biases, kMxfp4Group, kMxfp4AffineBits}};
   }
 
-  // nullopt if a scale or bias does not fit float16.
+  // nullopt if a scale or bias can't be held.
   std::optional<kernels::Weight> read_affine(const GgufTensor& tensor, std::size_t n_heads) {
     const int bits = *affine_bits(tensor.type);
     const auto columns = tensor.shape.back();
     const int rows = static_cast<int>(tensor.n_elements() / columns);
     const int n_groups = static_cast<int>(columns / kAffineGroup);
     const auto nothing = [](std::span<std::byte>) {};
+    const mx::Dtype dtype = grouped_bits(tensor.type) ? mx::float32 : mx::float16;
     mx::array words = filled_array({rows, n_groups * bits}, mx::uint32, nothing);
-    mx::array scales = filled_array({rows, n_groups}, mx::float16, nothing);
-    mx::array biases = filled_array({rows, n_groups}, mx::float16, nothing);
-    const AffineRows out{elements<std::uint32_t>(words), elements<std::uint16_t>(scales),
-                         elements<std::uint16_t>(biases)};
-    const std::size_t n_blocks = scales.size();
-    const std::size_t block_bytes = tensor.size_bytes / n_blocks;
-    const auto n_words = static_cast<std::size_t>(bits);
+    mx::array scales = filled_array({rows, n_groups}, dtype, nothing);
+    mx::array biases = filled_array({rows, n_groups}, dtype, nothing);
+    const GgufBlock block = *gguf_block(tensor.type);
+    const auto block_bytes = static_cast<std::size_t>(block.size_bytes);
+    const auto block_groups = static_cast<std::size_t>(block.n_elements / kAffineGroup);
+    const std::size_t n_blocks = scales.size() / block_groups;
     // In pieces: what is read on the way to a large matrix need not be as large.
     for (std::size_t begin = 0; begin < n_blocks; begin += kPieceBlocks) {
       const std::size_t n = std::min(kPieceBlocks, n_blocks - begin);
       piece_.resize(n * block_bytes);
       file_->read_part(tensor, begin * block_bytes, piece_);
-      const AffineRows part{out.words.subspan(begin * n_words, n * n_words), out.scales.subspan(begin, n),
-                            out.biases.subspan(begin, n)};
-      if (!unpack_affine(tensor.type, piece_, part)) return std::nullopt;
+      const std::size_t first = begin * block_groups;
+      const std::size_t n_here = n * block_groups;
+      const auto n_words = static_cast<std::size_t>(bits);
+      const std::span<std::uint32_t> some = elements<std::uint32_t>(words).subspan(first * n_words, n_here * n_words);
+      if (!unpack(tensor.type, some, scales, biases, first, n_here)) return std::nullopt;
     }
     if (n_heads > 0) {
       for (mx::array* part : {&words, &scales, &biases}) {
@@ -214,6 +328,22 @@ class GgufWeights : public Weights {
       }
     }
     return kernels::Weight{words, kernels::Quantization{scales, biases, static_cast<int>(kAffineGroup), bits}};
+  }
+
+  // The blocks in piece_, n groups from the one numbered `first` on.
+  bool unpack(GgufType type, std::span<std::uint32_t> words, mx::array& scales, mx::array& biases, std::size_t first,
+              std::size_t n) {
+    if (!grouped_bits(type)) {
+      return unpack_affine(type, piece_,
+                           {words, elements<std::uint16_t>(scales).subspan(first, n),
+                            elements<std::uint16_t>(biases).subspan(first, n)});
+    }
+    std::vector<std::byte> codes(words.size_bytes());
+    const SplitGroups groups{codes, elements<float>(scales).subspan(first, n),
+                             elements<float>(biases).subspan(first, n)};
+    if (!split_groups(type, piece_, groups)) return false;
+    unpack_codes(*grouped_bits(type), codes, words);
+    return true;
   }
 
   mx::array read_dense(const GgufTensor& tensor) {
@@ -238,6 +368,14 @@ class GgufWeights : public Weights {
     throw FormatError(path_, tensor.name, "holds " + std::to_string(*found) + ", which does not fit float16");
   }
 
+  // `in`, blocks of the tensor, as float16, by way of `values`.
+  void to_halves(const GgufTensor& tensor, std::span<const std::byte> in, std::span<float> values,
+                 std::span<std::uint16_t> out) const {
+    dequantize_blocks(tensor.type, in, values);
+    check_fits_float16(tensor, values);
+    std::transform(values.begin(), values.end(), out.begin(), float_to_float16);
+  }
+
   // Row by row, so that the float32 values in between need little memory.
   void convert(const GgufTensor& tensor, std::span<std::uint16_t> out) const {
     const std::vector<std::byte> blocks = read_blocks(tensor);
@@ -246,10 +384,8 @@ class GgufWeights : public Weights {
     const std::size_t row_bytes = blocks.size() / n_rows;
     std::vector<float> row(n_columns);
     for (std::size_t r = 0; r < n_rows; ++r) {
-      dequantize_blocks(tensor.type, std::span(blocks).subspan(r * row_bytes, row_bytes), row);
-      check_fits_float16(tensor, row);
-      std::transform(row.begin(), row.end(), out.begin() + static_cast<std::ptrdiff_t>(r * n_columns),
-                     float_to_float16);
+      to_halves(tensor, std::span(blocks).subspan(r * row_bytes, row_bytes), row,
+                out.subspan(r * n_columns, n_columns));
     }
   }
 

@@ -1,4 +1,5 @@
 #include <mlx/ops.h>
+#include <mlx/transforms.h>
 
 #include <algorithm>
 #include <map>
@@ -60,8 +61,16 @@ class SafetensorsWeights : public Weights {
     if (has(module + ".scales")) return read_quantized(module, shape);
     check_is_dense(module);
     mx::array data = read(module + ".weight", shape.sizes(shape.columns));
-    check_floating(module + ".weight", data);
+    check_floating(module + ".weight", data.dtype());
     return {flat(data, shape), std::nullopt};
+  }
+
+  std::optional<kernels::WeightSource> matrix_source(const std::string& module, const MatrixShape& shape) override {
+    if (has(module + ".scales")) return quantized_source(module, shape);
+    check_is_dense(module);
+    const Found found = find(module + ".weight", shape.sizes(shape.columns));
+    check_floating(module + ".weight", found.dtype);
+    return rows_source(found, {shape.all_rows(), shape.columns, kernels::element_of(found.dtype)});
   }
 
   kernels::Weight read_mxfp4_blocks(const std::string& name, const MatrixShape& shape) override {
@@ -70,7 +79,7 @@ class SafetensorsWeights : public Weights {
     std::vector<std::int64_t> blocks = shape.sizes(n_groups);
     blocks.push_back(kMxfp4Group / 2);
     const mx::array codes = read(name + "_blocks", blocks);
-    check_dtype(name + "_blocks", codes, mx::uint8);
+    check_dtype(name + "_blocks", codes.dtype(), mx::uint8);
     return from_mxfp4(name + "_scales", shape, codes, read(name + "_scales", shape.sizes(n_groups)));
   }
 
@@ -78,7 +87,7 @@ class SafetensorsWeights : public Weights {
 
   mx::array read_tensor(const std::string& name, const std::vector<std::int64_t>& shape) override {
     mx::array data = read(name, shape);
-    check_floating(name, data);
+    check_floating(name, data.dtype());
     return data;
   }
 
@@ -163,13 +172,20 @@ class SafetensorsWeights : public Weights {
     return found == tensors_.end() ? path_ : files_[found->second.file]->path();
   }
 
-  mx::array read(const std::string& name, const std::vector<std::int64_t>& shape,
-                 std::optional<mx::Dtype> (*dtype_of)(const std::string&) = array_dtype) {
+  // A tensor that was looked at and can be read.
+  struct Found {
+    const SafetensorsFile* file;
+    const SafetensorsTensor* tensor;
+    mx::Dtype dtype;
+  };
+
+  Found find(const std::string& name, const std::vector<std::int64_t>& shape,
+             std::optional<mx::Dtype> (*dtype_of)(const std::string&) = array_dtype) {
     const auto found = tensors_.find(name);
     if (found == tensors_.end()) throw FormatError(path_, name, "missing");
     take(name);
     const SafetensorsTensor& tensor = *found->second.tensor;
-    SafetensorsFile& file = *files_[found->second.file];
+    const SafetensorsFile& file = *files_[found->second.file];
     if (tensor.shape != shape) {
       throw FormatError(file.path(), tensor.name,
                         "has shape " + kernels::shape_text(tensor.shape) + ", expected " + kernels::shape_text(shape));
@@ -179,14 +195,33 @@ class SafetensorsWeights : public Weights {
       throw UnsupportedError(file.path(), tensor.name,
                              "has dtype " + tensor.dtype + ", which memoir can't compute with");
     }
-    return filled_array({shape.begin(), shape.end()}, *dtype,
-                        [&](std::span<std::byte> out) { file.read(tensor, out); });
+    return {&file, &tensor, *dtype};
   }
 
-  void check_floating(const std::string& name, const mx::array& data) const {
-    if (!mx::issubdtype(data.dtype(), mx::floating)) {
-      throw FormatError(path_of(name), name, "has dtype " + kernels::dtype_text(data.dtype()) + ", expected a float");
-    }
+  mx::array read(const std::string& name, const std::vector<std::int64_t>& shape,
+                 std::optional<mx::Dtype> (*dtype_of)(const std::string&) = array_dtype) {
+    return read(find(name, shape, dtype_of));
+  }
+
+  static mx::array read(const Found& found) {
+    const std::vector<std::int64_t>& shape = found.tensor->shape;
+    return filled_array({shape.begin(), shape.end()}, found.dtype,
+                        [&](std::span<std::byte> out) { found.file->read(*found.tensor, out); });
+  }
+
+  // Rows of elements, or of codes.
+  static kernels::WeightSource rows_source(const Found& found, const kernels::cpu::PackedFormat& format) {
+    const std::size_t row_bytes = found.tensor->size_bytes / static_cast<std::size_t>(format.n_rows);
+    return {format, row_bytes, [found, row_bytes](int begin, int end, std::byte* scratch) {
+              found.file->read_part(*found.tensor, static_cast<std::size_t>(begin) * row_bytes,
+                                    {scratch, static_cast<std::size_t>(end - begin) * row_bytes});
+              return std::optional(kernels::cpu::StoredRows{scratch, row_bytes});
+            }};
+  }
+
+  void check_floating(const std::string& name, mx::Dtype dtype) const {
+    if (mx::issubdtype(dtype, mx::floating)) return;
+    throw FormatError(path_of(name), name, "has dtype " + kernels::dtype_text(dtype) + ", expected a float");
   }
 
   // Codes without scales, which would be reported as a matrix of another shape.
@@ -222,16 +257,16 @@ class SafetensorsWeights : public Weights {
         "has " + std::to_string(columns) + " columns, no multiple of the group of " + std::to_string(group_size));
   }
 
-  void check_dtype(const std::string& name, const mx::array& data, mx::Dtype wanted) const {
-    if (data.dtype() == wanted) return;
+  void check_dtype(const std::string& name, mx::Dtype dtype, mx::Dtype wanted) const {
+    if (dtype == wanted) return;
     throw FormatError(path_of(name), name,
-                      "has dtype " + kernels::dtype_text(data.dtype()) + ", expected " + kernels::dtype_text(wanted));
+                      "has dtype " + kernels::dtype_text(dtype) + ", expected " + kernels::dtype_text(wanted));
   }
 
   // codes: 16 bytes a group; exponents: one.
   kernels::Weight from_mxfp4(const std::string& scales_name, const MatrixShape& shape, const mx::array& codes,
                              const mx::array& exponents) {
-    check_dtype(scales_name, exponents, mx::uint8);
+    check_dtype(scales_name, exponents.dtype(), mx::uint8);
     const int n_groups = shape.columns / kMxfp4Group;
     const auto nothing = [](std::span<std::byte>) {};
     mx::array words = filled_array({shape.all_rows(), n_groups * kMxfp4AffineBits}, mx::uint32, nothing);
@@ -247,22 +282,60 @@ class SafetensorsWeights : public Weights {
     return {words, kernels::Quantization{scales, biases, kMxfp4Group, kMxfp4AffineBits}};
   }
 
-  kernels::Weight read_quantized(const std::string& module, const MatrixShape& shape) {
-    const auto [group_size, bits, mode] = format_of(module);
-    check_groups(module + ".weight", shape.columns, group_size);
-    mx::array words = read(module + ".weight", shape.sizes(static_cast<std::int64_t>(shape.columns) * bits / 32));
-    check_dtype(module + ".weight", words, mx::uint32);
-    mx::array scales = read(module + ".scales", shape.sizes(shape.columns / group_size));
-    if (mode == QuantizationMode::kMxfp4) return from_mxfp4(module + ".scales", shape, words, scales);
-    mx::array biases = read(module + ".biases", shape.sizes(shape.columns / group_size));
-    check_floating(module + ".scales", scales);
-    check_floating(module + ".biases", biases);
+  // The codes of a module, checked but not read.
+  Found find_codes(const std::string& module, const MatrixShape& shape, const ModuleQuantization& format) {
+    const std::string name = module + ".weight";
+    check_groups(name, shape.columns, format.group_size);
+    const Found codes = find(name, shape.sizes(static_cast<std::int64_t>(shape.columns) * format.bits / 32));
+    check_dtype(name, codes.dtype, mx::uint32);
+    return codes;
+  }
+
+  // Scales and biases of a module, of one type.
+  kernels::Quantization read_scales(const std::string& module, const MatrixShape& shape,
+                                    const ModuleQuantization& format) {
+    const std::vector<std::int64_t> sizes = shape.sizes(shape.columns / format.group_size);
+    mx::array scales = read(module + ".scales", sizes);
+    mx::array biases = read(module + ".biases", sizes);
+    check_floating(module + ".scales", scales.dtype());
+    check_floating(module + ".biases", biases.dtype());
     if (scales.dtype() != biases.dtype()) {
       // float32 holds the values of both; one in the other's type would lose bits.
       scales = mx::astype(scales, mx::float32);
       biases = mx::astype(biases, mx::float32);
     }
-    return {flat(words, shape), kernels::Quantization{flat(scales, shape), flat(biases, shape), group_size, bits}};
+    return {flat(scales, shape), flat(biases, shape), format.group_size, format.bits};
+  }
+
+  kernels::Weight read_quantized(const std::string& module, const MatrixShape& shape) {
+    const ModuleQuantization format = format_of(module);
+    const mx::array words = read(find_codes(module, shape, format));
+    if (format.mode == QuantizationMode::kMxfp4) {
+      const mx::array scales = read(module + ".scales", shape.sizes(shape.columns / format.group_size));
+      return from_mxfp4(module + ".scales", shape, words, scales);
+    }
+    return {flat(words, shape), read_scales(module, shape, format)};
+  }
+
+  std::optional<kernels::WeightSource> quantized_source(const std::string& module, const MatrixShape& shape) {
+    const ModuleQuantization format = format_of(module);
+    if (format.mode == QuantizationMode::kMxfp4) return std::nullopt;
+    const Found codes = find_codes(module, shape, format);
+    const kernels::Quantization q = read_scales(module, shape, format);
+    mx::eval(q.scales, q.biases);
+    const kernels::cpu::PackedFormat packed{shape.all_rows(), shape.columns, kernels::element_of(q.scales.dtype()),
+                                            q.bits,           q.group_size,  !has_implied_biases(q)};
+    kernels::WeightSource source = rows_source(codes, packed);
+    source.read = [read = source.read, packed, q](int begin, int end, std::byte* scratch) {
+      std::optional<kernels::cpu::StoredRows> rows = read(begin, end, scratch);
+      rows->block_bytes = packed.block_bytes() / kernels::cpu::kLanes;
+      rows->group_bytes = kernels::cpu::element_bytes(packed.element);
+      rows->row_group_bytes = rows->group_bytes * static_cast<std::size_t>(packed.n_groups());
+      rows->scales = kernels::packed_bytes(q.scales) + static_cast<std::size_t>(begin) * rows->row_group_bytes;
+      rows->biases = kernels::packed_bytes(q.biases) + static_cast<std::size_t>(begin) * rows->row_group_bytes;
+      return rows;
+    };
+    return source;
   }
 
   std::optional<QuantizationConfig> quantization_;

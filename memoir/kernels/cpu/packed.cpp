@@ -88,25 +88,103 @@ void pack_codes(int bits, const Codes& codes, int lane, std::uint32_t* block) {
   }
 }
 
-void pack_block(int bits, const std::uint32_t* words, int lane, std::uint32_t* block) {
-  if (bits == 4) return pack_nibbles(words, lane, block);
-  if (bits == 8) {
-    for (int quad = 0; quad < 8; ++quad) block[quad * kLanes + lane] = words[quad];  // as they are
-    return;
-  }
-  pack_codes(bits, block_codes(words, bits), lane, block);
+void put_words(const std::uint32_t* words, int n, int lane, std::uint32_t* block) {
+  for (int i = 0; i < n; ++i) block[i * kLanes + lane] = words[i];
 }
 
-// Calls pack_row for the rows of each tile, tiles in parallel, the last one zeroed first for the rows it lacks.
-template <typename PackRow>
-void for_each_tile(const PackedFormat& format, std::byte* out, const PackRow& pack_row) {
+// The bits of even places in the lower half, in their order, the others in the upper one.
+std::uint32_t unshuffled(std::uint32_t bits) {
+  const auto swap = [&bits](std::uint32_t mask, int distance) {
+    const std::uint32_t differing = (bits ^ bits >> distance) & mask;
+    bits ^= differing ^ differing << distance;
+  };
+  swap(0x22222222U, 1);
+  swap(0x0C0C0C0CU, 2);
+  swap(0x00F000F0U, 4);
+  swap(0x0000FF00U, 8);
+  return bits;
+}
+
+// The highest of five bits: bit i, of column i, to where its plane has it, at i % 4 * 8 + i / 4.
+std::uint32_t spread_bits(std::uint32_t bits) {
+  return unshuffled(unshuffled(bits));
+}
+
+// Four bits lie as in their plane.
+void pack_halves(int bits, const std::uint32_t* words, int lane, std::uint32_t* block) {
+  if (bits == 5) block[4 * kLanes + lane] = spread_bits(*words++);
+  put_words(words, 4, lane, block);
+}
+
+void pack_block(int bits, CodeOrder order, const std::byte* codes, int lane, std::uint32_t* block) {
+  std::array<std::uint32_t, 8> words;
+  std::memcpy(words.data(), codes, static_cast<std::size_t>(bits) * sizeof(std::uint32_t));
+  if (order == CodeOrder::kHalves) return pack_halves(bits, words.data(), lane, block);
+  if (order == CodeOrder::kSigned) {
+    for (std::uint32_t& word : words) word ^= 0x80808080U;
+  }
+  if (bits == 8) return put_words(words.data(), 8, lane, block);
+  if (bits == 4) return pack_nibbles(words.data(), lane, block);
+  pack_codes(bits, block_codes(words.data(), bits), lane, block);
+}
+
+// One row into a lane of its tile.
+template <int kBits>
+void pack_quantized_row(const PackedFormat& format, const StoredRows& rows, int row, std::byte* tile) {
+  const int bits = kBits > 0 ? kBits : format.bits;  // known to the compiler where that matters
+  const std::size_t size = element_bytes(format.element);
+  const auto r = static_cast<std::size_t>(row);
+  const auto lane = static_cast<std::size_t>(row % kLanes);
+  const std::byte* codes = rows.values + r * rows.row_bytes;
+  std::size_t at = r * rows.row_group_bytes;
+  for (int g = 0; g < format.n_groups(); ++g, at += rows.group_bytes, tile += format.group_bytes()) {
+    std::memcpy(tile + lane * size, rows.scales + at, size);
+    if (format.has_biases) std::memcpy(tile + (kLanes + lane) * size, rows.biases + at, size);
+    std::byte* block = tile + (format.has_biases ? 2 : 1) * kLanes * size;
+    for (int k = 0; k < format.group_size; k += kBlock, block += format.block_bytes(), codes += rows.block_bytes) {
+      pack_block(bits, rows.order, codes, static_cast<int>(lane), reinterpret_cast<std::uint32_t*>(block));
+    }
+  }
+}
+
+void pack_quantized_tile(const PackedFormat& format, const StoredRows& rows, int begin, int end, std::byte* tile) {
+  for (int row = begin; row < end; ++row) {
+    if (format.bits == 4) {
+      pack_quantized_row<4>(format, rows, row, tile);
+    } else if (format.bits == 8) {
+      pack_quantized_row<8>(format, rows, row, tile);
+    } else {
+      pack_quantized_row<0>(format, rows, row, tile);
+    }
+  }
+}
+
+// Column by column, so that a tile is written in its order.
+template <typename T>
+void pack_dense_tile(const PackedFormat& format, const StoredRows& rows, int begin, int end, std::byte* tile) {
+  const std::byte* first = rows.values + static_cast<std::size_t>(begin) * rows.row_bytes;
+  const auto n_here = static_cast<std::size_t>(end - begin);
+  std::array<T, kLanes> column{};
+  for (int k = 0; k < format.n_columns; ++k, first += sizeof(T), tile += sizeof column) {
+    for (std::size_t lane = 0; lane < n_here; ++lane) {
+      std::memcpy(&column[lane], first + lane * rows.row_bytes, sizeof(T));
+    }
+    std::memcpy(tile, column.data(), sizeof column);
+  }
+}
+
+// Tiles in parallel, of rows that are in memory.
+void pack_matrix(const PackedFormat& format, const StoredRows& rows, std::byte* out) {
   run_parts(format.n_tiles(), [&](int tile) {
     const int begin = tile * kLanes;
-    const int end = std::min(begin + kLanes, format.n_rows);
-    if (end < begin + kLanes) {
-      std::memset(out + static_cast<std::size_t>(tile) * format.tile_bytes(), 0, format.tile_bytes());
+    StoredRows some = rows;
+    some.values += static_cast<std::size_t>(begin) * rows.row_bytes;
+    if (format.is_quantized()) {
+      some.scales += static_cast<std::size_t>(begin) * rows.row_group_bytes;
+      if (format.has_biases) some.biases += static_cast<std::size_t>(begin) * rows.row_group_bytes;
     }
-    for (int row = begin; row < end; ++row) pack_row(row);
+    pack_rows(format, some, std::min(kLanes, format.n_rows - begin),
+              out + static_cast<std::size_t>(tile) * format.tile_bytes());
   });
 }
 
@@ -130,56 +208,33 @@ bool has_implied_biases(Element element, int bits, std::size_t n, const std::byt
   return true;
 }
 
-namespace {
-
-// Column by column, so that a tile is written in its order.
-template <typename T>
-void pack_dense_tile(const PackedFormat& format, const T* values, int tile, T* out) {
-  const auto n_columns = static_cast<std::size_t>(format.n_columns);
-  const std::size_t first = static_cast<std::size_t>(tile) * kLanes;
-  const std::size_t n_here = std::min<std::size_t>(kLanes, static_cast<std::size_t>(format.n_rows) - first);
-  const T* rows = values + first * n_columns;
-  for (std::size_t k = 0; k < n_columns; ++k, out += kLanes) {
-    for (std::size_t lane = 0; lane < n_here; ++lane) out[lane] = rows[lane * n_columns + k];
-    std::fill(out + n_here, out + kLanes, T{0});
+void pack_rows(const PackedFormat& format, const StoredRows& rows, int n_rows, std::byte* out) {
+  for (int begin = 0; begin < n_rows; begin += kLanes, out += format.tile_bytes()) {
+    const int end = std::min(begin + kLanes, n_rows);
+    if (!format.is_quantized()) {
+      const auto pack =
+          element_bytes(format.element) == 2 ? pack_dense_tile<std::uint16_t> : pack_dense_tile<std::uint32_t>;
+      pack(format, rows, begin, end, out);
+      continue;
+    }
+    if (end < begin + kLanes) std::memset(out, 0, format.tile_bytes());
+    pack_quantized_tile(format, rows, begin, end, out);
   }
 }
 
-template <typename T>
-void pack_dense_as(const PackedFormat& format, const std::byte* values, std::byte* out) {
-  run_parts(format.n_tiles(), [&](int tile) {
-    pack_dense_tile(format, reinterpret_cast<const T*>(values), tile,
-                    reinterpret_cast<T*>(out + static_cast<std::size_t>(tile) * format.tile_bytes()));
-  });
-}
-
-}  // namespace
-
 void pack_dense(const PackedFormat& format, const std::byte* values, std::byte* out) {
-  if (element_bytes(format.element) == 2) return pack_dense_as<std::uint16_t>(format, values, out);
-  pack_dense_as<std::uint32_t>(format, values, out);
+  pack_matrix(format, {values, static_cast<std::size_t>(format.n_columns) * element_bytes(format.element)}, out);
 }
 
 void pack_quantized(const PackedFormat& format, const std::uint32_t* words, const std::byte* scales,
                     const std::byte* biases, std::byte* out) {
+  const std::size_t block_bytes = static_cast<std::size_t>(format.bits) * sizeof(std::uint32_t);
   const std::size_t size = element_bytes(format.element);
-  const auto n_groups = static_cast<std::size_t>(format.n_groups());
-  const std::size_t row_words = static_cast<std::size_t>(format.n_columns) * static_cast<std::size_t>(format.bits) / 32;
-  for_each_tile(format, out, [&](int row) {
-    const auto r = static_cast<std::size_t>(row);
-    const auto lane = static_cast<std::size_t>(row % kLanes);
-    std::byte* group = out + static_cast<std::size_t>(row / kLanes) * format.tile_bytes();
-    for (std::size_t g = 0; g < n_groups; ++g, group += format.group_bytes()) {
-      std::memcpy(group + lane * size, scales + (r * n_groups + g) * size, size);
-      if (format.has_biases) std::memcpy(group + (kLanes + lane) * size, biases + (r * n_groups + g) * size, size);
-      std::byte* block = group + (format.has_biases ? 2 : 1) * kLanes * size;
-      for (int k = 0; k < format.group_size; k += kBlock, block += format.block_bytes()) {
-        const std::size_t column = g * static_cast<std::size_t>(format.group_size) + static_cast<std::size_t>(k);
-        const std::uint32_t* codes = words + r * row_words + column * static_cast<std::size_t>(format.bits) / 32;
-        pack_block(format.bits, codes, static_cast<int>(lane), reinterpret_cast<std::uint32_t*>(block));
-      }
-    }
-  });
+  pack_matrix(
+      format,
+      {reinterpret_cast<const std::byte*>(words), block_bytes * static_cast<std::size_t>(format.n_columns / kBlock),
+       block_bytes, scales, biases, size, size * static_cast<std::size_t>(format.n_groups())},
+      out);
 }
 
 namespace {

@@ -71,11 +71,36 @@ constexpr float implied_bias(int bits, float scale) {
 /// Whether each of n biases is what its scale implies.
 bool has_implied_biases(Element element, int bits, std::size_t n, const std::byte* scales, const std::byte* biases);
 
+/// How the codes of a block of 32 columns lie in their words.
+enum class CodeOrder : std::uint8_t {
+  kRow,     // MLX's: code i from bit i * bits on
+  kHalves,  // 4 bits, as in GGUF: byte i has code i in its low half and code 16 + i in its high one; 5 bits: a word
+            // before these has the highest ones, bit i that of code i
+  kSigned,  // 8 bits, as in GGUF: byte i is code i less 128
+};
+
+/// Rows as they are stored, at any address: in arrays of their own for codes, scales and biases, or in blocks that hold
+/// all three.
+struct StoredRows {
+  const std::byte* values;      // dense: the elements of a row one after the other; quantized: the first codes
+  std::size_t row_bytes;        // from one row's values to the next one's
+  std::size_t block_bytes = 0;  // quantized: from the codes of 32 columns, `bits` words, to the next ones
+  const std::byte* scales = nullptr;
+  const std::byte* biases = nullptr;  // not read where the format has none
+  std::size_t group_bytes = 0;        // from one group's scale to the next one's, and so for biases
+  std::size_t row_group_bytes = 0;    // from one row's first scale to the next one's, and so for biases
+  CodeOrder order = CodeOrder::kRow;
+};
+
+/// Packs n_rows rows into the tiles that begin at `out`, on this thread; the last tile is filled up with zeros.
+/// format.n_rows is not looked at.
+void pack_rows(const PackedFormat& format, const StoredRows& rows, int n_rows, std::byte* out);
+
 /// Packs a dense row-major matrix. `values`: n_rows * n_columns elements of format.element. `out`: size_bytes().
 void pack_dense(const PackedFormat& format, const std::byte* values, std::byte* out);
 
 /// Packs MLX's affine form: `words` [n_rows, n_columns * bits / 32], scales and biases [n_rows, n_groups]
-/// (these are not read where the format has none).
+/// (these are not read where the format has none). Both share the work out to the pool's threads.
 void pack_quantized(const PackedFormat& format, const std::uint32_t* words, const std::byte* scales,
                     const std::byte* biases, std::byte* out);
 

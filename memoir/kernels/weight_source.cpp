@@ -1,0 +1,79 @@
+#include "memoir/kernels/weight_source.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+#include "memoir/kernels/cpu/pool.h"
+#include "memoir/kernels/weight_memory.h"
+
+namespace memoir::kernels {
+namespace {
+
+// What the parts of a job that may fail have to tell.
+class Outcome {
+ public:
+  bool is_good() const { return is_good_.load(std::memory_order_relaxed); }
+  void refuse() { is_good_ = false; }
+
+  /// The exception that is being handled; the first one counts.
+  void fail() {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::current_exception();
+    is_good_ = false;
+  }
+
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  std::atomic<bool> is_good_{true};
+  std::mutex mutex_;
+  std::exception_ptr failure_;
+};
+
+// So many that a piece stays in a core's cache between its reading and its packing, and that no thread waits long for
+// another one's last piece.
+int tiles_per_piece(const WeightSource& source) {
+  constexpr std::size_t kPieceBytes = std::size_t{1} << 17;
+  constexpr int kPieces = 4;
+  const std::size_t tile_bytes = std::max<std::size_t>(1, source.row_scratch_bytes * cpu::kLanes);
+  const auto fitting = static_cast<int>(kPieceBytes / tile_bytes);
+  const int n_tiles = std::min(fitting, (source.format.n_tiles() + kPieces - 1) / kPieces);
+  const int step = std::lcm(source.row_multiple, cpu::kLanes) / cpu::kLanes;
+  return std::max(1, n_tiles / step) * step;
+}
+
+}  // namespace
+
+std::optional<Weight> prepared(const WeightSource& source) {
+  const cpu::PackedFormat& format = source.format;
+  mlx::core::array packed = weight_memory(format.size_bytes());
+  auto* out = const_cast<std::byte*>(packed_bytes(packed));
+  const int n_tiles = tiles_per_piece(source);
+  const int n_rows = n_tiles * cpu::kLanes;
+  const std::size_t n_scratch = (source.row_scratch_bytes * static_cast<std::size_t>(n_rows) + 3) / sizeof(float);
+  Outcome outcome;
+  cpu::run_parts((format.n_tiles() + n_tiles - 1) / n_tiles, n_scratch, [&](int part, float* scratch) {
+    if (!outcome.is_good()) return;
+    const int begin = part * n_rows;
+    const int end = std::min(begin + n_rows, format.n_rows);
+    try {
+      const std::optional<cpu::StoredRows> rows = source.read(begin, end, reinterpret_cast<std::byte*>(scratch));
+      if (!rows) return outcome.refuse();
+      cpu::pack_rows(format, *rows, end - begin,
+                     out + static_cast<std::size_t>(part) * static_cast<std::size_t>(n_tiles) * format.tile_bytes());
+    } catch (...) {
+      outcome.fail();
+    }
+  });
+  outcome.rethrow();
+  if (!outcome.is_good()) return std::nullopt;
+  return Weight{std::move(packed), std::nullopt, format};
+}
+
+}  // namespace memoir::kernels
