@@ -45,6 +45,31 @@ TEST(FlatLayout, GrowsByWholeStepsBehindTheRowsThatAreKept) {
   EXPECT_EQ(layout.offset(), 813);
 }
 
+TEST(FlatLayout, WhatIsReservedIsMadeAtOnceAndFillsUpInPlace) {
+  Layout layout = Layout::flat();
+  layout.reserve(800);
+  EXPECT_EQ(layout.capacity(), 0);
+  write(layout, 300);
+  EXPECT_EQ(layout.capacity(), 800);
+  EXPECT_FALSE(layout.plan(500).relocates);
+  write(layout, 500);
+  EXPECT_TRUE(layout.plan(1).relocates);
+  EXPECT_EQ(layout.plan(1).capacity, 800 + 256);
+  layout.reserve(2000);
+  EXPECT_EQ(layout.plan(1).capacity, 2000);
+  layout.clear();
+  write(layout, 300);
+  EXPECT_EQ(layout.capacity(), 512);
+}
+
+TEST(RingLayout, ReservingChangesNothing) {
+  Layout layout = Layout::ring(100);
+  write(layout, 10);
+  const Write before = layout.plan(300);
+  layout.reserve(5000);
+  EXPECT_EQ(layout.plan(300).capacity, before.capacity);
+}
+
 TEST(FlatLayout, AWriteThatFitsLeavesTheBuffer) {
   Layout layout = Layout::flat();
   write(layout, 10);

@@ -161,6 +161,12 @@ bool ModelCache::rewind(int target) {
   return true;
 }
 
+void ModelCache::reserve(int n_tokens) {
+  for (const auto& layer : layers_) {
+    if (layer) layer->reserve(n_tokens);
+  }
+}
+
 void ModelCache::free() {
   for (const auto& layer : layers_) {
     if (layer) layer->free();

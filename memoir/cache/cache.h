@@ -64,6 +64,10 @@ class LayerCache {
   /// Evaluates the buffers, without a copy.
   virtual void materialize() const = 0;
 
+  /// Says how many positions are to come, with those that are there: where rows lie one after the other, the buffer
+  /// that the next growth makes has room for all of them, and none is copied again on the way. Until free().
+  virtual void reserve(int /*n_tokens*/) {}
+
   /// Drops every row and every buffer. Lazy snapshots are copied out before.
   virtual void free() = 0;
 
@@ -223,6 +227,9 @@ class ModelCache {
 
   /// Evaluates the buffers of all layers.
   void materialize() const;
+
+  /// LayerCache::reserve for every layer.
+  void reserve(int n_tokens);
 
   /// Replaces every dense attention layer, also inside a list, by its quantized kind, once offset() is at least
   /// min_offset (mlx-lm's quantized_kv_start). Returns the number of layers replaced; references to them are void then.

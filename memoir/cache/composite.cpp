@@ -241,6 +241,12 @@ void CacheList::materialize() const {
   }
 }
 
+void CacheList::reserve(int n_tokens) {
+  for (const auto& child : children_) {
+    if (child) child->reserve(n_tokens);
+  }
+}
+
 void CacheList::free() {
   transaction_.reset();
   for (const auto& child : children_) {

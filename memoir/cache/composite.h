@@ -58,6 +58,7 @@ class CacheList final : public LayerCache {
   std::vector<std::string> meta_state() const override;
   void set_state(const std::vector<mlx::core::array>& state, const std::vector<std::string>& meta) override;
   void materialize() const override;
+  void reserve(int n_tokens) override;
   void free() override;
   std::unique_ptr<LayerCache> copy() const override;
 

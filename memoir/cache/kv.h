@@ -65,6 +65,7 @@ class KVCache final : public AttentionCache {
   std::vector<std::string> meta_state() const override;
   void set_state(const std::vector<mlx::core::array>& state, const std::vector<std::string>& meta) override;
   void materialize() const override;
+  void reserve(int n_tokens) override { layout_.reserve(n_tokens); }
   void free() override;
   std::unique_ptr<LayerCache> copy() const override;
 

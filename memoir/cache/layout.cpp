@@ -123,7 +123,7 @@ Write Layout::plan_flat(int n_tokens) const {
   write.capacity = capacity_;
   write.stored = {0, 0, offset() + n_tokens};
   if (write.stored.end > capacity_) {
-    write.capacity = offset() + rounded_up(n_tokens);
+    write.capacity = std::max(offset() + rounded_up(n_tokens), reserved_);
     plan_carry(stored_, write);
   }
   return write;
@@ -228,6 +228,7 @@ Positions Layout::held_at(int at) const {
 void Layout::clear() {
   stored_ = {};
   capacity_ = 0;
+  reserved_ = 0;
 }
 
 }  // namespace memoir::cache

@@ -101,8 +101,12 @@ class Layout {
   /// Where these positions lie; by position, not overlapping. `positions` must be stored.
   std::vector<StoredRun> runs(const Positions& positions) const;
 
+  /// Says that n_rows positions in all are to come: a flat buffer that is made from now on has room for as many.
+  void reserve(int n_rows) { reserved_ = n_rows; }
+
   /// Plans a write of n_tokens rows; changes nothing.
-  /// Flat growth: the buffer is cut to the offset, and ceil(n_tokens / kStep) * kStep rows follow. A ring or chunk
+  /// Flat growth: the buffer is cut to the offset, and ceil(n_tokens / kStep) * kStep rows follow, or what is reserved
+  /// where that is more. A ring or chunk
   /// grows by steps up to its steady capacity, beyond it where n_tokens > kSlack needs that, and goes back to it with
   /// the first write of at most kSlack rows. Throws std::invalid_argument if n_tokens < 1 or the offset would pass
   /// 2^30.
@@ -145,7 +149,7 @@ class Layout {
   /// Takes rows that lie in the buffer, left over from before a rewind, for stored again. The owner vouches for them.
   void reclaim(const Positions& positions) { stored_ = positions; }
 
-  /// Back to no rows and no capacity.
+  /// Back to no rows and no capacity, and nothing reserved.
   void clear();
 
  private:
@@ -166,6 +170,7 @@ class Layout {
   int size_;  // window or chunk
   int keep_;
   int capacity_ = 0;
+  int reserved_ = 0;
   Positions stored_;
 };
 

@@ -36,7 +36,7 @@ struct BenchArguments {
   int n_decode = 64;
   int n_batch = 1;
   int n_repeat = 5;
-  int prefill_chunk = 512;
+  int prefill_chunk = 256;
   bool is_json = false;
 };
 

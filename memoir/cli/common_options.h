@@ -56,7 +56,7 @@ struct KvArguments {
 struct SamplingOptions {
   engine::SamplerOptions sampler;
   int max_tokens = 256;
-  int prefill_chunk = 512;
+  int prefill_chunk = 256;
   std::vector<std::string> stop_strings;
 
   void add_to(CLI::App& command);

@@ -29,7 +29,7 @@ namespace memoir::engine {
 
 struct GenerateOptions {
   int max_tokens = 256;     // >= 0
-  int prefill_chunk = 512;  // tokens of the prompt in one forward pass, >= 1
+  int prefill_chunk = 256;  // tokens of the prompt in one forward pass, >= 1
   SamplerOptions sampler;
   std::vector<TokenId> stop_tokens;       // end the text and are no part of it
   std::vector<std::string> stop_strings;  // the same, found in the text; ignored without a tokenizer

@@ -36,7 +36,7 @@ namespace memoir::engine {
 
 struct PlannerOptions {
   int max_running = 16;               // >= 1
-  int prefill_tokens_per_step = 512;  // >= 1
+  int prefill_tokens_per_step = 256;  // >= 1
   CacheCost cost;
   std::optional<std::size_t> max_cache_bytes = std::nullopt;  // of all running requests; absent: no limit
   int oldest_every = 8;                                       // >= 1

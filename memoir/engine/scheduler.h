@@ -30,7 +30,7 @@ namespace memoir::engine {
 struct ServiceOptions {
   int max_running = 16;                // requests in a step, >= 1
   int max_queued = 256;                // accepted beyond those, >= 0; then Refusal::kQueueFull
-  int prefill_tokens_per_step = 512;   // of all prompts together, >= 1
+  int prefill_tokens_per_step = 256;   // of all prompts together, >= 1
   std::size_t prefix_cache_bytes = 0;  // kept of ended requests for later ones; 0: nothing
   prefix::StoreFormat prefix_cache_format = prefix::StoreFormat::kAsComputed;
   std::optional<prefix::DirectoryTierOptions> prefix_cache_directory = std::nullopt;  // where that goes on

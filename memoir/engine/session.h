@@ -52,6 +52,9 @@ class Session {
   /// True if tokens are dropped when the context is full.
   bool shifts() const { return shift_.has_value(); }
 
+  /// Says how many tokens it is going to hold (cache::LayerCache::reserve).
+  void reserve(int n_tokens) { cache_.reserve(n_tokens); }
+
   /// With a shift, and no draft open: sees to it that n_tokens more fit, at most context() - keep. Where a window would
   /// see what it has let go, what stays is computed again. On a throw the session is as before, or empty.
   void make_room(int n_tokens);

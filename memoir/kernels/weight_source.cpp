@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "memoir/kernels/cpu/pool.h"
+#include "memoir/kernels/huge_pages.h"
 #include "memoir/kernels/weight_memory.h"
 
 namespace memoir::kernels {
@@ -48,12 +49,22 @@ int tiles_per_piece(const WeightSource& source) {
   return std::max(1, n_tiles / step) * step;
 }
 
+// The system clears a page when it is first written to, which takes as long as packing it. Pieces that follow each other
+// lie in one huge page, and threads at work on them would wait for each other: they take pages of their own first.
+void touch_pages(std::byte* memory, std::size_t n_bytes) {
+  const std::size_t n_pages = n_bytes / kHugePageBytes;
+  if (n_pages < 2) return;
+  cpu::run_parts(static_cast<int>(n_pages),
+                 [&](int page) { memory[static_cast<std::size_t>(page) * kHugePageBytes] = std::byte{0}; });
+}
+
 }  // namespace
 
 std::optional<Weight> prepared(const WeightSource& source) {
   const cpu::PackedFormat& format = source.format;
   mlx::core::array packed = weight_memory(format.size_bytes());
   auto* out = const_cast<std::byte*>(packed_bytes(packed));
+  touch_pages(out, packed.nbytes());
   const int n_tiles = tiles_per_piece(source);
   const int n_rows = n_tiles * cpu::kLanes;
   const std::size_t n_scratch = (source.row_scratch_bytes * static_cast<std::size_t>(n_rows) + 3) / sizeof(float);
