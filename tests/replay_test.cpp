@@ -9,11 +9,13 @@
 #include <algorithm>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "memoir/cache/composite.h"
 #include "memoir/cache/recurrent.h"
 #include "memoir/cache/transaction.h"
 #include "memoir/model/load.h"
@@ -168,6 +170,54 @@ TEST_P(Replay, KeepingAllOrNothingComputesNothing) {
     mx::synchronize();
     EXPECT_LE(mx::get_peak_memory(), before);
     ASSERT_NO_FATAL_FAILURE(expect_is(cache, begin + n));
+  }
+}
+
+// One layer further than the others, so that the next pass has no room there.
+void write_ahead(LayerCache& layer) {
+  if (auto* list = dynamic_cast<CacheList*>(&layer)) return write_ahead(list->child(0));
+  if (auto* recurrent = dynamic_cast<RecurrentCache*>(&layer)) {
+    const mx::Dtype dtype = recurrent->state().at(0).dtype();
+    recurrent->put(recurrent->get(1, dtype), 1);
+    return;
+  }
+  auto& attention = dynamic_cast<AttentionCache&>(layer);
+  const History view = *attention.view();
+  const auto last_row = [](const mx::array& rows) {
+    return mx::slice(rows, {0, 0, rows.shape(2) - 1, 0}, rows.shape());
+  };
+  const mx::array keys = last_row(view.key_rows());
+  const mx::array values = last_row(view.value_rows());
+  mx::eval(keys, values);
+  attention.update(keys, values);
+}
+
+// A pass that throws in a layer has gone through those before it. The next 20 tokens are those of a cache that never
+// saw it.
+TEST_P(Replay, APassThatFailsHalfWayLeavesNoTrace) {
+  constexpr int kBefore = 9;
+  const std::size_t n_layers = model().make_cache().n_layers();
+  for (std::size_t failing = 0; failing < n_layers; ++failing) {
+    SCOPED_TRACE("layer " + std::to_string(failing));
+    ModelCache cache = model().make_cache();
+    if (!cache.find(failing)) continue;
+    feed(cache, kBefore);
+    ModelCache expected = oracle(kBefore);
+    const auto fail = [&] {
+      const Transaction transaction = Transaction::begin(cache, 8, inside());
+      feed(cache, kBefore + 3);
+      write_ahead(cache.layer(failing));
+      const Tokens drafts(text_.begin() + 20, text_.begin() + 25);
+      model().forward(drafts, cache, model::LogitRows::kAll);
+    };
+    ASSERT_THROW(fail(), std::invalid_argument);
+    ASSERT_EQ(cache.offset(), kBefore);
+    ASSERT_NO_FATAL_FAILURE(expect_same_arrays(cache.state(), expected.state()));
+    for (int i = 1; i <= 20; ++i) {
+      const mx::array logits = feed(cache, kBefore + i);
+      ASSERT_TRUE(mx::array_equal(logits, feed(expected, kBefore + i)).item<bool>()) << i << " behind it";
+    }
+    ASSERT_NO_FATAL_FAILURE(expect_same_arrays(cache.state(), expected.state()));
   }
 }
 
