@@ -2,13 +2,13 @@
 //
 //   build/release/bin/speculation_bench [verbs] [states] [MODEL]      without arguments verbs and states
 //
-// verbs: microseconds of begin and commit over all layers, where every draft was right and where half of them were;
-// with
-//   a MODEL (a folder or .gguf, SmolLM2 say) also as a share of a decode step of its in the same run.
+// verbs: microseconds of begin and commit over all layers, where every draft was right and where half of them were, and
+//   of giving back what was held, which generation does while the next pass is computed; with a MODEL (a folder or
+//   .gguf, SmolLM2 say) also as a share of a decode step of its in the same run.
 // states: recurrent layers of two published shapes, with their kernels: what a pass over the drafts takes more where
 //   the states inside it are captured or its inputs recorded, and what comes behind the commit where half of the drafts
 //   were right. is_replay_cheaper() (cache/recurrent.h) is to agree with it.
-// All figures are medians of rounds in turn. What is held is given back at the commit, so the heap counts: with
+// All figures are medians of rounds in turn. The heap counts, where memory is given back: with
 // GLIBC_TUNABLES=glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864 it is as the program has it.
 
 #include <mlx/mlx.h>
@@ -195,20 +195,23 @@ constexpr int kMambaLayers = 24;
 constexpr int kMostDrafts = 8;
 constexpr int kRounds = 15;
 
-// Begins, takes in the present token and the drafts, and commits n_kept of them. Returns the seconds of the two verbs.
-double verbs_seconds(Stack& stack, int n_positions, int n_kept, InsideStates inside) {
+// Of begin and commit, and of giving back what was held; one for each round.
+struct VerbSeconds {
+  std::vector<double> verbs;
+  std::vector<double> gone;
+};
+
+// Begins, takes in the present token and the drafts, and commits n_kept of them.
+void measure_verbs(Stack& stack, int n_positions, int n_kept, InsideStates inside, VerbSeconds& seconds) {
   std::unique_ptr<cache::Transaction> transaction;
-  double seconds = seconds_of([&] {
+  const double begin = seconds_of([&] {
     transaction.reset(new cache::Transaction(cache::Transaction::begin(stack.cache(), n_positions, inside)));
   });
   stack.take_in(n_positions);
   mx::synchronize();
-  seconds += seconds_of([&] {
-    transaction->commit(n_kept);
-    transaction.reset();
-  });
+  seconds.verbs.push_back(begin + seconds_of([&] { transaction->commit(n_kept); }));
   stack.cache().materialize();
-  return seconds;
+  seconds.gone.push_back(seconds_of([&] { transaction.reset(); }));
 }
 
 // Of decode steps; nothing without a model.
@@ -240,13 +243,13 @@ class Steps {
   std::vector<double> seconds_;
 };
 
-void print_verbs(const char* name, const char* kept, const std::vector<std::vector<double>>& seconds,
-                 const Steps& steps) {
-  std::printf("%22s %5s", name, kept);
+void print_verbs(const char* name, const char* what, const std::vector<VerbSeconds>& seconds,
+                 std::vector<double> VerbSeconds::*which, const Steps& steps) {
+  std::printf("%22s %5s", name, what);
   double most = 0;
-  for (const std::vector<double>& one : seconds) {
-    std::printf(" %7.1f", median(one) * 1e6);
-    most = std::max(most, median(one));
+  for (const VerbSeconds& one : seconds) {
+    std::printf(" %7.1f", median(one.*which) * 1e6);
+    most = std::max(most, median(one.*which));
   }
   if (steps.is_any()) std::printf("  %6.2f %%", most / steps.seconds() * 100);
   std::printf("\n");
@@ -255,20 +258,22 @@ void print_verbs(const char* name, const char* kept, const std::vector<std::vect
 void bench_verbs_of(const char* name, const Layer& layer, int n_layers, Steps& steps,
                     InsideStates inside = InsideStates::kCheaper) {
   Stack stack(layer, n_layers, 500);
-  std::vector<std::vector<double>> all(kMostDrafts);
-  std::vector<std::vector<double>> half(kMostDrafts);
+  std::vector<VerbSeconds> all(kMostDrafts);
+  std::vector<VerbSeconds> half(kMostDrafts);
   for (int round = 0; round < kRounds; ++round) {
     for (int n = 1; n <= kMostDrafts; ++n) {
       const auto at = static_cast<std::size_t>(n - 1);
-      all[at].push_back(verbs_seconds(stack, n + 1, n + 1, inside));
-      half[at].push_back(verbs_seconds(stack, n + 1, 1 + n / 2, inside));
+      measure_verbs(stack, n + 1, n + 1, inside, all[at]);
+      measure_verbs(stack, n + 1, 1 + n / 2, inside, half[at]);
       // Takes the texts back, so that rows and rounds stay what they are.
       if (stack.cache().rewind(500)) stack.take_in(20);
     }
     steps.measure();
   }
-  print_verbs(name, "all", all, steps);
-  print_verbs("", "half", half, steps);
+  print_verbs(name, "all", all, &VerbSeconds::verbs, steps);
+  print_verbs("", "gone", all, &VerbSeconds::gone, steps);
+  print_verbs("", "half", half, &VerbSeconds::verbs, steps);
+  print_verbs("", "gone", half, &VerbSeconds::gone, steps);
 }
 
 void bench_verbs(const std::string& model) {

@@ -292,7 +292,7 @@ bool ArraysCache::restore(const Snapshot* snapshot, int target) {
 }
 
 void ArraysCache::begun(const OpenTransaction&) {
-  before_ = {slots_, padding_};
+  before_ = std::make_shared<Before>(Before{slots_, padding_});
 }
 
 void ArraysCache::go_back_to_begin() {
@@ -301,9 +301,9 @@ void ArraysCache::go_back_to_begin() {
   offset_ = transaction_->begin;
 }
 
-void ArraysCache::keep_first(int n) {
+LayerCache::Held ArraysCache::keep_first(int n) {
   if (n == 0) go_back_to_begin();
-  before_.reset();
+  return std::move(before_);
 }
 
 std::unique_ptr<Snapshot> ArraysCache::merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const {

@@ -107,7 +107,7 @@ class ArraysCache : public LayerCache {
 
  protected:
   void begun(const OpenTransaction& transaction) override;
-  void keep_first(int n) override;
+  Held keep_first(int n) override;
   virtual std::unique_ptr<ArraysCache> make(int n_slots) const { return std::make_unique<ArraysCache>(n_slots); }
 
  private:
@@ -127,7 +127,7 @@ class ArraysCache : public LayerCache {
   StateArrays slots_;
   Padding padding_;
   int offset_ = 0;
-  std::optional<Before> before_;  // the open transaction
+  std::shared_ptr<Before> before_;  // the open transaction
 };
 
 /// Two slots: the convolution's tail and the scan's state.

@@ -127,7 +127,7 @@ class BatchKVCache final : public LayerCache {
 
  protected:
   void begun(const OpenTransaction&) override {}
-  void keep_first(int) override {}
+  Held keep_first(int) override { return nullptr; }
 
  private:
   using Arrays = std::vector<mlx::core::array>;

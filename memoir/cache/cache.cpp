@@ -27,14 +27,15 @@ void LayerCache::begin(int n_max, InsideStates inside) {
   transaction_ = transaction;
 }
 
-void LayerCache::commit(int n) {
+LayerCache::Held LayerCache::commit(int n) {
   if (!transaction_) throw std::invalid_argument("[cache.commit] no transaction is open");
   if (n < 0 || n > n_written()) {
     throw std::invalid_argument("[cache.commit] n is " + std::to_string(n) + ", expected 0 to " +
                                 std::to_string(n_written()) + ", the positions written");
   }
-  keep_first(n);
+  Held held = keep_first(n);
   transaction_.reset();
+  return held;
 }
 
 void LayerCache::roll_back() noexcept {

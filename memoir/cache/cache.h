@@ -132,9 +132,13 @@ class LayerCache {
   /// Positions written since begin() and still there; 0 if none is open.
   int n_written() const { return transaction_ ? offset() - transaction_->begin : 0; }
 
-  /// Keeps exactly the first n of them, and ends the transaction.
+  /// Something that a layer held for a transaction (states); null where there is nothing.
+  using Held = std::shared_ptr<void>;
+
+  /// Keeps exactly the first n of them, and ends the transaction. Returns what was held for it: giving its memory back
+  /// takes longer than all else here, so that is the caller's to do, when it suits.
   /// Throws std::invalid_argument, the transaction still open, unless one is and 0 <= n <= n_written().
-  void commit(int n);
+  Held commit(int n);
 
   /// Back to begin(), and ends the transaction; nothing if none is open.
   void roll_back() noexcept;
@@ -149,8 +153,8 @@ class LayerCache {
   /// What a kind does at begin(); transaction_ is not set yet.
   virtual void begun(const OpenTransaction& transaction) = 0;
 
-  /// Brings an open transaction to its first n positions; what begun() kept goes.
-  virtual void keep_first(int n) = 0;
+  /// Brings an open transaction to its first n positions. Returns what was held for it.
+  virtual Held keep_first(int n) = 0;
 
   /// Throws std::invalid_argument "[cache.<function>] ..." if n_tokens more pass n_max of an open transaction.
   void check_room(const char* function, int n_tokens) const;

@@ -312,15 +312,18 @@ void CacheList::begun(const OpenTransaction& transaction) {
   }
 }
 
-void CacheList::keep_first(int n) {
+LayerCache::Held CacheList::keep_first(int n) {
+  auto all = std::make_shared<std::vector<Held>>();
+  all->reserve(children_.size());
   for (const auto& child : children_) {
     if (!child) continue;
     if (n == 0) {
       child->roll_back();
-    } else {
-      child->commit(n);
+    } else if (Held held = child->commit(n)) {
+      all->push_back(std::move(held));
     }
   }
+  return all;
 }
 
 std::unique_ptr<Snapshot> CacheList::merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const {

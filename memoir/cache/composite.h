@@ -81,7 +81,7 @@ class CacheList final : public LayerCache {
 
  protected:
   void begun(const OpenTransaction& transaction) override;
-  void keep_first(int n) override;
+  Held keep_first(int n) override;
 
  private:
   void forward_hook(LayerCache& child);

@@ -479,16 +479,17 @@ std::string_view KVCache::unfit_for_transaction(int n_max) const {
 
 // An index move. A cache that had no rows lets go of its buffers, so that any shape may come next; not if a snapshot
 // still has its rows there, whose copy could fail.
-void KVCache::keep_first(int n) {
+LayerCache::Held KVCache::keep_first(int n) {
   const int target = transaction_->begin + n;
   if (n == 0 && began_without_rows_ && lazy_.empty()) {
     layout_.clear();
     keys_.reset();
     values_.reset();
     layout_.reclaim({0, target, target});
-    return;
+    return nullptr;
   }
   layout_.rewind(target);
+  return nullptr;
 }
 
 std::unique_ptr<KVCache> make_kv_cache(const KVOptions& options) {

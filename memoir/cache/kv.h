@@ -108,7 +108,7 @@ class KVCache final : public AttentionCache {
 
  protected:
   void begun(const OpenTransaction&) override { began_without_rows_ = !keys_; }
-  void keep_first(int n) override;
+  Held keep_first(int n) override;
 
  private:
   friend class KVSnapshot;

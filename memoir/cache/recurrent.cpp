@@ -152,12 +152,13 @@ void RecurrentCache::put(const RecurrentState& after, int n_tokens, const std::v
   if (arrays[0]) arrays[0] = compact(*arrays[0]);
   for (std::size_t i = 0; i < steps.size(); ++i) capture(offset_ + steps[i], inside[i]);
   if (transaction_) {
-    if (points_.back().arrays.empty()) points_.back().arrays = arrays_;  // zeros, made since the begin
-    points_.back().replay = std::move(replay);
+    std::vector<Point>& points = *points_;
+    if (points.back().arrays.empty()) points.back().arrays = arrays_;  // zeros, made since the begin
+    points.back().replay = std::move(replay);
     for (std::size_t i = 0; i < steps.size() && !has_replay; ++i) {
-      points_.push_back({offset_ + steps[i], std::move(inside[i]), {}});
+      points.push_back({offset_ + steps[i], std::move(inside[i]), {}});
     }
-    points_.push_back({offset_ + n_tokens, arrays, {}});
+    points.push_back({offset_ + n_tokens, arrays, {}});
   }
   arrays_ = std::move(arrays);
   padding_.advance(n_tokens, offset_);
@@ -318,7 +319,7 @@ void RecurrentCache::materialize() const {
 void RecurrentCache::free() {
   arrays_.clear();
   captures_.clear();
-  points_.clear();
+  points_.reset();
   padding_ = {};
   transaction_.reset();
   offset_ = 0;
@@ -344,7 +345,7 @@ bool RecurrentCache::can_rewind(int target) const {
 
 // Of the open transaction: the states at target.
 StateArrays RecurrentCache::arrays_at(int target) const {
-  const auto behind = std::ranges::upper_bound(points_, target, {}, &Point::offset);
+  const auto behind = std::ranges::upper_bound(*points_, target, {}, &Point::offset);
   const Point& point = *std::prev(behind);
   if (point.offset == target) return point.arrays;
   const RecurrentState states = point.replay({point.arrays[0], point.arrays[1]}, target - point.offset);
@@ -352,10 +353,8 @@ StateArrays RecurrentCache::arrays_at(int target) const {
 }
 
 // To an offset of the open transaction. A snapshot asked for behind it is of tokens that are gone.
-void RecurrentCache::go_back_to(int target) {
+void RecurrentCache::take_back_to(int target) {
   arrays_ = arrays_at(target);
-  while (points_.back().offset > target) points_.pop_back();
-  if (points_.back().offset < target) points_.push_back({target, arrays_, {}});
   if (target == 0) arrays_.clear();
   offset_ = target;
   for (Capture& capture : captures_) {
@@ -363,22 +362,31 @@ void RecurrentCache::go_back_to(int target) {
   }
 }
 
-void RecurrentCache::keep_first(int n) {
+void RecurrentCache::begun(const OpenTransaction& transaction) {
+  points_ = std::make_shared<std::vector<Point>>();
+  points_->reserve(2);  // of one pass without captures
+  points_->push_back({transaction.begin, arrays_, {}});
+}
+
+LayerCache::Held RecurrentCache::keep_first(int n) {
   const int target = transaction_->begin + n;
   if (target != offset_ || n == 0) {
-    go_back_to(target);
+    take_back_to(target);
     // A state from inside a forward pass may be a part of its buffer. That at the begin is as it was.
     for (auto& a : arrays_) {
       if (n > 0 && a) a = compact(*a);
     }
   }
-  points_.clear();
+  return std::move(points_);
 }
 
 bool RecurrentCache::restore(const Snapshot* snapshot, int target) {
   if (!snapshot) {
     if (!can_rewind(target)) return false;
-    if (target != offset_) go_back_to(target);
+    if (target == offset_) return true;
+    take_back_to(target);
+    while (points_->back().offset > target) points_->pop_back();
+    if (points_->back().offset < target) points_->push_back({target, arrays_, {}});
     return true;
   }
   check_no_transaction("restore");

@@ -157,8 +157,8 @@ class RecurrentCache final : public LayerCache {
   std::string_view unfit_for_transaction(int) const override { return padding_.is_even() ? "" : kind(); }
 
  protected:
-  void begun(const OpenTransaction& transaction) override { points_ = {{transaction.begin, arrays_, {}}}; }
-  void keep_first(int n) override;
+  void begun(const OpenTransaction& transaction) override;
+  Held keep_first(int n) override;
 
  private:
   // One offset asked for.
@@ -179,14 +179,14 @@ class RecurrentCache final : public LayerCache {
   void drop_other_batch();
   void capture(int offset, const StateArrays& arrays);
   StateArrays arrays_at(int target) const;
-  void go_back_to(int target);
+  void take_back_to(int target);
 
   RecurrentShape shape_;
   StateArrays arrays_;  // tail, state; empty until the first use
   int offset_ = 0;
   Padding padding_;
   std::vector<Capture> captures_;
-  std::vector<Point> points_;  // ascending, the begin first; none outside a transaction
+  std::shared_ptr<std::vector<Point>> points_;  // ascending, the begin first; null outside a transaction
 };
 
 }  // namespace memoir::cache

@@ -46,6 +46,7 @@ Transaction::Transaction(ModelCache& cache, int n_max, InsideStates inside, Targ
     : live_(cache), begin_(cache.offset()) {
   check_begin(cache, n_max);
   if (target == Target::kCopy) copy_.emplace(cache.copy());
+  held_.reserve(cache.n_layers());
   try {
     for (std::size_t i = 0; i < cache.n_layers(); ++i) {
       LayerCache* layer = subject().find(i);
@@ -96,7 +97,8 @@ void Transaction::commit(int n) {
   }
   for (std::size_t i = 0; i < subject().n_layers(); ++i) {
     LayerCache* layer = subject().find(i);
-    if (layer) layer->commit(n);
+    if (!layer) continue;
+    if (LayerCache::Held held = layer->commit(n)) held_.push_back(std::move(held));
   }
   is_open_ = false;
   if (copy_) {

@@ -14,11 +14,15 @@
 // While one is open the cache is used as always (forward, snapshot, view, copy), and rewinds as far as the begin.
 // Layers refuse a restore from a snapshot and set_state(); free() ends their part.
 //
+// What was held (a recurrent layer's states and inputs) stays with the Transaction when it ends, and goes with it: to
+// give memory back takes longer than begin and commit, and can wait until the next pass has been scheduled.
+//
 // Ownership: refers to the cache, which must outlive it; neither may move. Threads: as the cache.
 
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "memoir/cache/cache.h"
 
@@ -75,6 +79,7 @@ class Transaction {
 
   ModelCache& live_;
   std::optional<ModelCache> copy_;
+  std::vector<LayerCache::Held> held_;
   int begin_;
   bool is_open_ = true;
 };

@@ -1,6 +1,7 @@
 #include "memoir/engine/draft_model.h"
 
 #include <mlx/ops.h>
+#include <mlx/transforms.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -20,9 +21,12 @@ DraftModel::DraftModel(const model::Model& model, int n_vocab)
   }
 }
 
-TokenId DraftModel::likeliest(const mx::array& logits) const {
+TokenId DraftModel::likeliest(const mx::array& logits) {
   const mx::array row = mx::reshape(logits, {-1});
-  return static_cast<TokenId>(mx::argmax(mx::slice(row, {0}, {n_vocab_})).item<std::uint32_t>());
+  mx::array token = mx::argmax(mx::slice(row, {0}, {n_vocab_}));
+  mx::async_eval(token);
+  session_.let_go_of_drafts();  // while that is computed
+  return static_cast<TokenId>(token.item<std::uint32_t>());
 }
 
 // Of the drafts of the last call, those that the text went on with stay.

@@ -23,7 +23,7 @@ class DraftModel final : public Drafter {
   std::vector<TokenId> propose(std::span<const TokenId> tokens, int n_max) override;
 
  private:
-  TokenId likeliest(const mlx::core::array& logits) const;
+  TokenId likeliest(const mlx::core::array& logits);
   void keep_what_came(std::span<const TokenId> tokens);
   mlx::core::array take_in(std::span<const TokenId> tokens);
 

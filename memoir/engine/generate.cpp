@@ -91,6 +91,7 @@ Generation::~Generation() {
   } catch (...) {
     session_.roll_back_draft();  // a copy of a state found no memory
   }
+  session_.let_go_of_drafts();
 }
 
 void Generation::start(std::span<const TokenId> prompt) {
@@ -151,6 +152,7 @@ std::optional<TokenId> Generation::finish(FinishReason reason) {
   finish_reason_ = reason;
   logits_.reset();
   end_round(false);
+  session_.let_go_of_drafts();
   return std::nullopt;
 }
 
@@ -196,6 +198,7 @@ void Generation::schedule(TokenId token) {
     std::vector<mx::array> outputs = {*logits_};
     if (scheduled.hidden) outputs.push_back(*scheduled.hidden);
     mx::async_eval(outputs);
+    session_.let_go_of_drafts();  // while that is computed
     round.hidden = std::move(scheduled.hidden);
   } catch (...) {
     session_.roll_back_draft();

@@ -227,8 +227,12 @@ void Session::commit_draft(int n_tokens) {
   if (!draft_) throw std::invalid_argument("[session.commit_draft] no draft is open");
   draft_->commit(n_tokens);
   tokens_.resize(n_before_draft_ + static_cast<std::size_t>(n_tokens));
-  draft_.reset();
+  ended_draft_ = std::move(draft_);
   quantize_if_due();
+}
+
+void Session::let_go_of_drafts() noexcept {
+  ended_draft_.reset();
 }
 
 void Session::roll_back_draft() noexcept {

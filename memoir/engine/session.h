@@ -104,6 +104,10 @@ class Session {
   /// none is open.
   void commit_draft(int n_tokens);
 
+  /// Gives back the memory that was held for drafts that have been committed: for a moment that has time for it, as
+  /// when a pass is computed.
+  void let_go_of_drafts() noexcept;
+
   /// As if the draft had not been; nothing if none is open.
   void roll_back_draft() noexcept;
 
@@ -127,7 +131,8 @@ class Session {
   bool has_pass_ = false;         // which the store was told of, and has not recorded
   std::vector<TokenId> dropped_;  // all that stood between the kept tokens and those behind them
   std::unique_ptr<cache::Transaction> draft_;
-  std::size_t n_before_draft_ = 0;  // tokens
+  std::unique_ptr<cache::Transaction> ended_draft_;  // the last one, with what it held
+  std::size_t n_before_draft_ = 0;                   // tokens
 };
 
 }  // namespace memoir::engine
