@@ -5,6 +5,7 @@
 #include <mlx/transforms.h>
 
 #include <array>
+#include <future>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "memoir/cache/composite.h"
 #include "memoir/cache/kv.h"
 #include "memoir/cache/recurrent.h"
+#include "memoir/kernels/huge_pages.h"
 #include "memoir/kernels/shape.h"
 
 namespace mx = mlx::core;
@@ -43,7 +45,18 @@ mx::Dtype dtype_of(const SafetensorsTensor& tensor, const std::string& path) {
   throw UnsupportedError(path, tensor.name, "has the dtype " + tensor.dtype);
 }
 
-mx::array read_array(const SafetensorsFile& file, const SafetensorsTensor& tensor, Checksum& checksum) {
+// Room for a tensor, to be filled.
+struct Incoming {
+  mx::allocator::Data data;
+  mx::Shape shape;
+  mx::Dtype dtype;
+
+  std::span<std::byte> bytes(const SafetensorsTensor& tensor) {
+    return {static_cast<std::byte*>(data.buffer().raw_ptr()), tensor.size_bytes};
+  }
+};
+
+Incoming room_for(const SafetensorsFile& file, const SafetensorsTensor& tensor) {
   mx::Shape shape;
   for (const std::int64_t size : tensor.shape) {
     if (size > std::numeric_limits<int>::max()) {
@@ -52,21 +65,46 @@ mx::array read_array(const SafetensorsFile& file, const SafetensorsTensor& tenso
     shape.push_back(static_cast<int>(size));
   }
   const mx::Dtype dtype = dtype_of(tensor, file.path());
-  mx::allocator::Data data = mx::allocator::malloc(tensor.size_bytes);
-  const std::span bytes{static_cast<std::byte*>(data.buffer().raw_ptr()), tensor.size_bytes};
-  file.read(tensor, bytes);
-  checksum.add(bytes);
-  return mx::array(std::move(data), std::move(shape), dtype);
+  Incoming room{mx::allocator::malloc(tensor.size_bytes), std::move(shape), dtype};
+  kernels::prefer_huge_pages_within(room.bytes(tensor));  // which the system clears faster
+  return room;
 }
 
-// All tensors, in order.
+// The system clears new memory when it is first written to, which takes as long as reading from a disk.
+void touch(std::span<std::byte> memory) {
+  constexpr std::size_t kPageBytes = 4096;  // the smallest there is
+  for (std::size_t i = 0; i < memory.size(); i += kPageBytes) memory[i] = std::byte{0};
+}
+
+// All tensors, in order. While one is read, a second thread adds the last one to the checksum and makes the next one's
+// memory ready.
+std::vector<mx::array> read_tensors(const SafetensorsFile& file, Checksum& checksum) {
+  const std::vector<SafetensorsTensor>& tensors = file.tensors();
+  std::vector<Incoming> rooms;
+  for (const SafetensorsTensor& tensor : tensors) rooms.push_back(room_for(file, tensor));
+  const auto bytes_of = [&](std::size_t i) {
+    return i < rooms.size() ? rooms[i].bytes(tensors[i]) : std::span<std::byte>();
+  };
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    // Should reading throw, its destructor waits.
+    const std::future<void> beside = std::async(std::launch::async, [&, i] {
+      if (i > 0) checksum.add(bytes_of(i - 1));
+      touch(bytes_of(i + 1));
+    });
+    file.read(tensors[i], bytes_of(i));
+  }
+  if (!tensors.empty()) checksum.add(bytes_of(tensors.size() - 1));
+  std::vector<mx::array> arrays;
+  for (Incoming& room : rooms) arrays.emplace_back(std::move(room.data), std::move(room.shape), room.dtype);
+  return arrays;
+}
+
 std::vector<mx::array> read_arrays(const SafetensorsFile& file, const std::string& expected_checksum) {
   Checksum checksum;
   std::vector<SafetensorsEntry> entries;
   for (const SafetensorsTensor& tensor : file.tensors()) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   add_header(checksum, entries, file.metadata());
-  std::vector<mx::array> arrays;
-  for (const SafetensorsTensor& tensor : file.tensors()) arrays.push_back(read_array(file, tensor, checksum));
+  std::vector<mx::array> arrays = read_tensors(file, checksum);
   if (!expected_checksum.empty() && checksum.hex() != expected_checksum) {
     throw FormatError(file.path(), std::string(kChecksumKey), "does not match: the file is damaged or was changed");
   }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <exception>
-#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -14,29 +12,6 @@
 
 namespace memoir::kernels {
 namespace {
-
-// What the parts of a job that may fail have to tell.
-class Outcome {
- public:
-  bool is_good() const { return is_good_.load(std::memory_order_relaxed); }
-  void refuse() { is_good_ = false; }
-
-  /// The exception that is being handled; the first one counts.
-  void fail() {
-    const std::lock_guard lock(mutex_);
-    if (!failure_) failure_ = std::current_exception();
-    is_good_ = false;
-  }
-
-  void rethrow() const {
-    if (failure_) std::rethrow_exception(failure_);
-  }
-
- private:
-  std::atomic<bool> is_good_{true};
-  std::mutex mutex_;
-  std::exception_ptr failure_;
-};
 
 // Rows of a piece: so many that it stays in a core's cache between its reading and its packing, and that no thread
 // waits long for another one's last piece. Whole tiles, or all rows.
@@ -70,23 +45,21 @@ std::optional<Weight> prepared(const WeightSource& source) {
   touch_pages(out, packed.nbytes());
   const int n_rows = rows_per_piece(source);
   const std::size_t n_scratch = (source.row_scratch_bytes * static_cast<std::size_t>(n_rows) + 3) / sizeof(float);
-  Outcome outcome;
   const int n_pieces = (format.n_rows - 1) / n_rows + 1;
-  cpu::run_parts(n_pieces, n_scratch, [&](int part, float* scratch) {
-    if (!outcome.is_good()) return;
+  std::atomic<bool> is_held = true;
+  cpu::run_fallible_parts(n_pieces, n_scratch, [&](int part, float* scratch) {
+    if (!is_held.load(std::memory_order_relaxed)) return;
     const int begin = part * n_rows;
     const int end = begin + std::min(n_rows, format.n_rows - begin);
-    try {
-      const std::optional<cpu::StoredRows> rows = source.read(begin, end, reinterpret_cast<std::byte*>(scratch));
-      if (!rows) return outcome.refuse();
-      cpu::pack_rows(format, *rows, end - begin,
-                     out + static_cast<std::size_t>(begin / cpu::kLanes) * format.tile_bytes());
-    } catch (...) {
-      outcome.fail();
+    const std::optional<cpu::StoredRows> rows = source.read(begin, end, reinterpret_cast<std::byte*>(scratch));
+    if (!rows) {
+      is_held = false;
+      return;
     }
+    cpu::pack_rows(format, *rows, end - begin,
+                   out + static_cast<std::size_t>(begin / cpu::kLanes) * format.tile_bytes());
   });
-  outcome.rethrow();
-  if (!outcome.is_good()) return std::nullopt;
+  if (!is_held) return std::nullopt;
   return Weight{std::move(packed), std::nullopt, format};
 }
 

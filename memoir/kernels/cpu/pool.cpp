@@ -96,6 +96,16 @@ void Pool::run(int n_parts, Job job, const void* context) {
   }
 }
 
+void PartFailure::note() {
+  const std::lock_guard lock(mutex_);
+  if (!first_) first_ = std::current_exception();
+  is_none_ = false;
+}
+
+void PartFailure::rethrow() const {
+  if (first_) std::rethrow_exception(first_);
+}
+
 namespace {
 
 // Never destroyed: at exit MLX's stream may still be at work.

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -74,6 +76,38 @@ void run_parts(int n_parts, std::size_t n_scratch, const Callable& job) {
 template <typename Callable>
 void run_parts(int n_parts, const Callable& job) {
   run_parts(n_parts, 0, [&job](int part, float*) { job(part); });
+}
+
+/// The first exception that parts of a job end with; the rest of the job is left out then.
+class PartFailure {
+ public:
+  bool is_none() const { return is_none_.load(std::memory_order_relaxed); }
+
+  /// The exception that is being handled.
+  void note();
+
+  /// Throws the one that was noted, if one was. Once the job is done.
+  void rethrow() const;
+
+ private:
+  std::atomic<bool> is_none_{true};
+  std::mutex mutex_;
+  std::exception_ptr first_;
+};
+
+/// run_parts() for a job whose parts may throw: throws what the first of them threw, when none is at work any more.
+template <typename Callable>
+void run_fallible_parts(int n_parts, std::size_t n_scratch, const Callable& job) {
+  PartFailure failure;
+  run_parts(n_parts, n_scratch, [&](int part, float* scratch) {
+    if (!failure.is_none()) return;
+    try {
+      job(part, scratch);
+    } catch (...) {
+      failure.note();
+    }
+  });
+  failure.rethrow();
 }
 
 /// Part `part` of several jobs one after the other, the i-th of n_parts_of(i) parts: which job, and which of its parts.
