@@ -234,6 +234,7 @@ TEST_F(CliPrefixCache, RefusesWhatCannotWork) {
   const std::string generate = "generate -m " + tiny() + " --tokens 1,2,3 ";
   expect_failure(generate + "--prefix-cache-dir " + in_folder("file"), 2, "is no directory");
   expect_failure(generate + "--prefix-cache-dir d --prefix-cache-bytes 0", 2, "--prefix-cache-bytes 0");
+  expect_failure(generate + "--prefix-cache-bytes 1000", 2, "--prefix-cache-bytes: nothing is kept");
   expect_failure(generate + "--prefix-cache-disk-bytes 5", 2, "--prefix-cache-dir");
   expect_failure(std::string("generate -m ") + MEMOIR_TEST_SMOLLM2 +
                      " --tokens 1,2,3 --kv q8 --quantized-kv-start 5 --prefix-cache-dir d",

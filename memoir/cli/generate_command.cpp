@@ -183,7 +183,7 @@ int run_batch(const GenerateArguments& arguments) {
   service_options.prefix_cache_format = arguments.prefix_cache.format();
   service_options.prefix_cache_directory = arguments.prefix_cache.directory(arguments.run.model);
   const cache::CacheOptions caches = arguments.kv.cache_options(loaded.model->config());
-  arguments.prefix_cache.check_format(true, caches);
+  arguments.prefix_cache.check(true, caches);
   const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), service_options, caches);
   ProgressLine progress("requests");
   engine::generate_batch(
@@ -281,7 +281,7 @@ int run_generate(GenerateArguments& arguments) {
                                      {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
                                      {"--draft", arguments.draft.is_asked_for()},
                                      {"--max-kv-size", arguments.kv.max_size > 0}});
-  arguments.prefix_cache.check_format(arguments.prefix_cache.has_directory(), caches);
+  arguments.prefix_cache.check(arguments.prefix_cache.has_directory(), caches);
   // A single prompt has no use for one that does not last.
   std::unique_ptr<prefix::Store> store;
   if (arguments.prefix_cache.has_directory()) {

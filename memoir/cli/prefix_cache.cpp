@@ -18,11 +18,11 @@ namespace memoir::cli {
 
 void PrefixCacheArguments::add_to(CLI::App& command, const std::string& what) {
   const auto most = std::uint64_t{1} << 50;
-  command
-      .add_option("--prefix-cache-bytes", bytes_,
-                  "bytes of memory for what " + what + "\n(default: a quarter of the memory)")
-      ->type_name("N")
-      ->transform(whole_number(0, most));
+  bytes_option_ = command
+                      .add_option("--prefix-cache-bytes", bytes_,
+                                  "bytes of memory for what " + what + "\n(default: a quarter of the memory)")
+                      ->type_name("N")
+                      ->transform(whole_number(0, most));
   const std::map<std::string, prefix::StoreFormat> formats = {{"exact", prefix::StoreFormat::kAsComputed},
                                                               {"q8", prefix::StoreFormat::kQ8}};
   command
@@ -60,7 +60,10 @@ std::optional<prefix::DirectoryTierOptions> PrefixCacheArguments::directory(cons
   return options;
 }
 
-void PrefixCacheArguments::check_format(bool is_kept, const cache::CacheOptions& caches) const {
+void PrefixCacheArguments::check(bool is_kept, const cache::CacheOptions& caches) const {
+  if (!is_kept && bytes_ > 0 && bytes_option_->count() > 0) {
+    throw UsageError("--prefix-cache-bytes: nothing is kept that it could be for");
+  }
   if (format_ == prefix::StoreFormat::kAsComputed) return;
   if (!is_kept || bytes_ == 0) throw UsageError("--prefix-cache-format q8: nothing is kept that it could be for");
   if (caches.quantization) throw UsageError("--prefix-cache-format q8: with --kv the rows are quantized already");

@@ -31,9 +31,9 @@ class PrefixCacheArguments {
   /// Throws UsageError if it is no directory, or without memory to work in; FileError if the model can't be read.
   std::optional<prefix::DirectoryTierOptions> directory(const std::string& model) const;
 
-  /// Throws UsageError if a format was chosen that has nothing to work on: nothing is kept, or not what this command
-  /// computes; or rows are quantized already.
-  void check_format(bool is_kept, const cache::CacheOptions& caches) const;
+  /// Throws UsageError if bytes or a format were chosen that have nothing to work on: nothing is kept, or not what this
+  /// command computes; or, for a format, rows are quantized already.
+  void check(bool is_kept, const cache::CacheOptions& caches) const;
 
   /// A store for sessions with caches of these options; null where nothing can be kept.
   /// Throws as directory() and make_prefix_store(), and UsageError for --quantized-kv-start with a directory.
@@ -41,6 +41,7 @@ class PrefixCacheArguments {
                                        const cache::CacheOptions& caches) const;
 
  private:
+  CLI::Option* bytes_option_ = nullptr;
   std::size_t bytes_ = default_prefix_cache_bytes();
   prefix::StoreFormat format_ = prefix::StoreFormat::kAsComputed;
   std::string directory_;

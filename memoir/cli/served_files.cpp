@@ -151,7 +151,7 @@ server::ServedModel served_model(const model::LoadedModel& loaded, const fs::pat
 std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const fs::path& path,
                                                const ServingOptions& options) {
   const cache::CacheOptions caches = options.kv.cache_options(loaded.model->config());
-  options.prefix_cache.check_format(true, caches);
+  options.prefix_cache.check(true, caches);
   engine::ServiceOptions service = options.service;
   service.prefix_cache_format = options.prefix_cache.format();
   service.prefix_cache_directory = options.prefix_cache.directory(path.string());
