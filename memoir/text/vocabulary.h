@@ -6,22 +6,15 @@
 // Threads: const use from any number of threads.
 
 #include <cstddef>
-#include <functional>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "memoir/base/types.h"
 
 namespace memoir::text {
-
-/// Lets maps with std::string keys be searched with a std::string_view.
-struct TextHash {
-  using is_transparent = void;
-  std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-};
 
 class Vocabulary {
  public:
@@ -29,7 +22,7 @@ class Vocabulary {
   static std::int64_t max_id(std::size_t n_entries);
 
   /// Names `id`; the set of ids grows as needed. A second name replaces the first as the id's text, and both find it;
-  /// a text that had another id now finds this one.
+  /// a text that had another id now finds this one. Throws std::length_error where all texts together pass 4 GiB.
   void add(std::string text, TokenId id);
 
   void reserve(std::size_t n_entries);
@@ -51,10 +44,25 @@ class Vocabulary {
   const std::string& text(TokenId id) const { return texts_[static_cast<std::size_t>(id)]; }
 
  private:
+  // Where a text lies in names_, and its id.
+  struct Slot {
+    std::uint32_t hash;
+    std::uint32_t begin;
+    std::uint32_t n_bytes;
+    TokenId id;  // kNone: the slot is free
+  };
+  static constexpr TokenId kNone = -1;
+
+  void name(std::string_view text, TokenId id);
+  std::size_t slot_of(std::string_view text) const;
+  void grow(std::size_t n_slots);
+
   std::vector<std::string> texts_;
   std::vector<bool> named_;
   std::vector<bool> hidden_;
-  std::unordered_map<std::string, TokenId, TextHash, std::equal_to<>> ids_;
+  std::string names_;        // all texts that find an id, one behind the other
+  std::vector<Slot> slots_;  // a power of two, at most half of them taken; linear probing
+  std::size_t n_names_ = 0;
   std::size_t longest_bytes_ = 0;
 };
 
