@@ -2,7 +2,7 @@
 """memoir, llama.cpp and mlx-lm side by side on the same weights: prefill, decode, load time, peak memory.
 
     benches/compare_peers.py [--model models/smollm2.gguf] [--threads 2] [--prompt 512] [--decode 64] [--rounds 5]
-                             [--peers llama.cpp,mlx-lm] [--kv auto]
+                             [--peers llama.cpp,mlx-lm] [--kv auto] [--mlx-model DIR [--mlx-bits 4|8]]
 
 Every measurement is a process of its own, the three in turn, round after round; medians are compared, because the
 speed of a shared machine drifts. Needs python with llama-cpp-python, mlx-lm, mlx and gguf: `make peers` makes
@@ -11,7 +11,8 @@ speed of a shared machine drifts. Needs python with llama-cpp-python, mlx-lm, ml
 - memoir: `memoir bench`, its own timings. Keys and values as --kv says; by itself memoir keeps float32, llama.cpp float16.
 - llama.cpp: through llama-cpp-python, flash attention on, batches of 512; logits of the last token only.
 - mlx-lm: the GGUF's tensors put into an MLX directory, codes untouched, scales as float32: its CPU product of float16
-  is more than ten times slower still. One round, since a prefill takes a minute.
+  is more than ten times slower still. For an architecture other than Llama's: --mlx-model, a directory of the same
+  model, in float32 or quantized in groups of 32 to --mlx-bits. One round, since a prefill takes a minute.
 Peak memory is the process's largest resident size; the python peers' includes the interpreter (some 60 MiB).
 """
 
@@ -143,18 +144,32 @@ def write_mlx_directory(gguf_path, folder):
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def load_mlx_model(args, folder):
+    import mlx.core as mx
+    from mlx_lm.utils import load_model, quantize_model
+
+    if not args.mlx_model:
+        write_mlx_directory(args.model, folder)
+        start = time.perf_counter()
+        return load_model(folder)[0], time.perf_counter() - start
+    start = time.perf_counter()
+    model, config = load_model(Path(args.mlx_model))
+    model.set_dtype(mx.float32)
+    if args.mlx_bits:
+        model, _ = quantize_model(model, config, group_size=32, bits=args.mlx_bits)
+    mx.eval(model.parameters())
+    return model, time.perf_counter() - start
+
+
 def run_mlx_lm(args):
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
-    from mlx_lm.utils import load_model
 
     mx.set_default_device(mx.cpu)
     with tempfile.TemporaryDirectory() as folder:
-        write_mlx_directory(args.model, Path(folder))
-        start = time.perf_counter()
-        model, _ = load_model(Path(folder))
-        load_s = time.perf_counter() - start
-        tokens = bench_tokens(args.prompt + args.decode, model.args.vocab_size)
+        model, load_s = load_mlx_model(args, Path(folder))
+        n_vocab = getattr(model.args, "vocab_size", None) or model.args.text_config["vocab_size"]
+        tokens = bench_tokens(args.prompt + args.decode, n_vocab)
         cache = make_prompt_cache(model)
         start = time.perf_counter()
         mx.eval(model(mx.array([tokens[: args.prompt]]), cache=cache)[:, -1])
@@ -170,10 +185,12 @@ def measure(engine, args):
         command = [program, "bench", "-m", args.model, "--repeat", "1", "--json", "--kv", args.kv]
     else:
         command = [sys.executable, __file__, "--engine", engine, "--model", args.model]
+        if args.mlx_model:
+            command += ["--mlx-model", args.mlx_model, "--mlx-bits", args.mlx_bits]
     command += ["--prompt", args.prompt, "--decode", args.decode, "--threads", args.threads]
     env = os.environ | {"OMP_NUM_THREADS": str(args.threads), "OPENBLAS_NUM_THREADS": str(args.threads)}
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, env=env, check=True)
-    result = json.loads(done.stdout)
+    result = json.loads(done.stdout.splitlines()[-1] if engine != "memoir" else done.stdout)  # mlx-lm prints, too
     for key in ("prefill_tok_s", "decode_tok_s"):
         if isinstance(result[key], dict):
             result[key] = result[key]["median"]
@@ -213,6 +230,8 @@ def main():
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kv", default="auto", help="memoir's option")
+    parser.add_argument("--mlx-model", metavar="DIR", help="what mlx-lm runs instead of the GGUF file's tensors")
+    parser.add_argument("--mlx-bits", type=int, default=0, choices=[0, 4, 8], help="0: float32")
     parser.add_argument("--peers", default="llama.cpp,mlx-lm", type=lambda text: text.split(","))
     parser.add_argument("--engine", choices=["llama.cpp", "mlx-lm"], help=argparse.SUPPRESS)
     args = parser.parse_args()
