@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "memoir/cache/kv.h"
+#include "memoir/cache/prompt_file.h"
+#include "tests/model_files.h"
 
 namespace mx = mlx::core;
 
@@ -364,7 +366,7 @@ class Sequence {
     }
   }
 
-  // A copy, or a new cache from the state, takes the subject's place; or it is emptied.
+  // A copy, or a new cache from the state or a prompt-cache file, takes the subject's place; or it is emptied.
   void replace(Subject& subject) {
     const int what = below(5);
     if (what == 0) {
@@ -387,11 +389,30 @@ class Sequence {
       ASSERT_NO_FATAL_FAILURE(check(other));
       if (below(2) == 0) std::swap(subject, other);
     } else {
-      auto fresh = new_cache();
-      fresh->set_state(subject.cache->state(), subject.cache->meta_state());
-      subject.cache = std::move(fresh);
+      subject.cache = what == 3 ? from_state(*subject.cache) : from_file(std::move(subject.cache));
       subject.floor = is_flat() ? 0 : subject.cache->offset();
     }
+  }
+
+  std::unique_ptr<KVCache> from_state(const KVCache& cache) {
+    auto fresh = new_cache();
+    fresh->set_state(cache.state(), cache.meta_state());
+    return fresh;
+  }
+
+  std::unique_ptr<KVCache> from_file(std::unique_ptr<KVCache> cache) {
+    const test::fs::path path = folder_.path() / "cache.safetensors";
+    const auto model_of = [](std::unique_ptr<KVCache> layer) {
+      std::vector<std::unique_ptr<LayerCache>> layers;
+      layers.push_back(std::move(layer));
+      return ModelCache(std::move(layers));
+    };
+    save_prompt_file(path, model_of(std::move(cache)), {});
+    ModelCache loaded = fitted(load_prompt_file(path).cache, model_of(new_cache()));
+    auto layers = std::move(loaded).release();
+    std::unique_ptr<KVCache> fresh(dynamic_cast<KVCache*>(layers.at(0).release()));
+    set_hook(*fresh);
+    return fresh;
   }
 
   // A transaction: some rows, then what is refused while it is open, and of the rows as many are kept as chance says.
@@ -461,6 +482,7 @@ class Sequence {
   int n_copied_ = 0;  // before the caches, whose end may call the hook
   Subject subjects_[2];
   std::vector<Saved> saved_;
+  test::TemporaryFolder folder_;
 };
 
 // Each readable row is the list's; with `expected`, the positions are these.
@@ -589,7 +611,7 @@ void Sequence::misuse(Subject& subject) {
     ASSERT_THROW(cache.update(rows(kBatch, 1, 2, k), rows(kBatch, 1, 2, v)), std::invalid_argument);
     ASSERT_THROW(cache.update(rows(kBatch, kHeads, 2, 2 * k), values), std::invalid_argument);
     ASSERT_THROW(cache.update(keys, rows(kBatch, kHeads, 2, v + 128)), std::invalid_argument);
-    if (!format_.stored) {
+    if (!cache.options().dtype) {  // which rows from a file have given it
       const mx::Dtype other = format_.computed == mx::float16 ? mx::float32 : mx::float16;
       ASSERT_THROW(cache.update(mx::astype(keys, other), values), std::invalid_argument);
     }

@@ -1,6 +1,6 @@
 // Transactions over layers of every kind at once, against a cache that is only a list of tokens: each layer's rows and
-// states are worked out from that list anew. Then what is refused, the isolated variant, and that keeping everything
-// copies nothing.
+// states are worked out from that list anew; between snapshots, restores, rewinds and prompt-cache files. Then what is
+// refused, the isolated variant, and that keeping everything copies nothing.
 
 #include "memoir/cache/transaction.h"
 
@@ -17,8 +17,10 @@
 #include "memoir/cache/arrays.h"
 #include "memoir/cache/composite.h"
 #include "memoir/cache/kv.h"
+#include "memoir/cache/prompt_file.h"
 #include "memoir/cache/recurrent.h"
 #include "tests/held_allocations.h"
+#include "tests/model_files.h"
 #include "tests/token_states.h"
 
 namespace mx = mlx::core;
@@ -145,6 +147,17 @@ ModelCache hybrid() {
   children.push_back(nullptr);
   children.push_back(std::make_unique<RecurrentCache>(kShape));
   layers.push_back(std::make_unique<CacheList>(std::move(children)));
+  return ModelCache(std::move(layers));
+}
+
+// With slots, of which one position can be taken back.
+ModelCache slotted() {
+  Layers layers;
+  layers.push_back(std::make_unique<MambaCache>());
+  layers.push_back(make_kv_cache({.window = 6, .keep = 2}));
+  layers.push_back(nullptr);
+  layers.push_back(std::make_unique<ArraysCache>(2));
+  layers.push_back(std::make_unique<RecurrentCache>(kShape));
   return ModelCache(std::move(layers));
 }
 
@@ -535,7 +548,8 @@ TEST(Transaction, WritesInPlaceAndTakesBackWithoutACopy) {
 
 class RandomRun {
  public:
-  explicit RandomRun(unsigned seed) : random_(seed) {}
+  RandomRun(unsigned seed, ModelCache (*make)(), int most_positions)
+      : make_(make), most_positions_(most_positions), random_(seed), cache_(make()) {}
 
   void run() {
     for (int step = 0; step < 25; ++step) {
@@ -566,7 +580,7 @@ class RandomRun {
       case 4:
         return rewind();
       case 5:
-        return reload();
+        return cache_.replace(from_file(cache_));
       default:
         return transact();
     }
@@ -598,13 +612,13 @@ class RandomRun {
     tokens_ = saved.tokens;
   }
 
-  // From what a file holds.
-  void reload() {
-    ModelCache loaded = hybrid();
-    for (std::size_t i = 0; i < cache_.n_layers(); ++i) {
-      if (LayerCache* layer = cache_.find(i)) loaded.layer(i).set_state(layer->state(), layer->meta_state());
-    }
-    cache_.replace(std::move(loaded));
+  // What a file holds of the cache, also while a transaction is open.
+  ModelCache from_file(const ModelCache& cache) const {
+    const test::fs::path path = folder_.path() / "cache.safetensors";
+    save_prompt_file(path, cache, {"", "", tokens_, {}});
+    PromptFile file = load_prompt_file(path);
+    EXPECT_EQ(file.metadata.tokens, tokens_);
+    return fitted(std::move(file.cache), make_());
   }
 
   void rewind() {
@@ -613,7 +627,7 @@ class RandomRun {
   }
 
   void transact() {
-    const int n_max = 1 + below(Layout::kSlack);
+    const int n_max = 1 + below(most_positions_);
     const int begin = static_cast<int>(tokens_.size());
     const bool is_isolated = below(3) == 0;
     const InsideStates inside = std::vector{InsideStates::kCheaper, InsideStates::kCaptured,
@@ -624,6 +638,9 @@ class RandomRun {
     while (transaction.n_written() < n_max && below(4) != 0) {
       take_in(transaction.cache(), tokens_, 1 + below(n_max - transaction.n_written()));
       if (!is_isolated && below(5) == 0) save();
+      if (below(5) == 0) {
+        ASSERT_NO_FATAL_FAILURE(expect_holds(from_file(transaction.cache()), tokens_));
+      }
       if (below(4) == 0) {
         const int target = begin + below(transaction.n_written() + 1);
         ASSERT_TRUE(transaction.cache().rewind(target));
@@ -645,16 +662,27 @@ class RandomRun {
     }
   }
 
+  ModelCache (*make_)();
+  int most_positions_;
   std::mt19937 random_;
-  ModelCache cache_ = hybrid();
+  ModelCache cache_;
   Tokens tokens_;
   std::vector<Saved> saved_;
+  test::TemporaryFolder folder_;
 };
 
 TEST(Transaction, AgreesWithAListOfTokensUnderRandomOperations) {
   for (unsigned seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    RandomRun(seed).run();
+    RandomRun(seed, hybrid, Layout::kSlack).run();
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(Transaction, AgreesWithAListOfTokensUnderRandomOperationsOnSlots) {
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RandomRun(seed, slotted, 1).run();
     if (HasFatalFailure()) return;
   }
 }
