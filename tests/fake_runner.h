@@ -74,6 +74,13 @@ struct FakeControl {
   bool fails_to_begin = false;       // for a prompt that begins with kPoison
   bool fails_on_poison = false;      // a step with kPoison among its tokens
   std::function<void()> before_run;  // on the service's thread
+  int max_drafts = 0;
+  bool adapts_drafts = true;
+  std::function<bool(std::size_t place)> is_draft_right;  // of a text's token; none: the drafts are all right
+  bool fails_to_draft = false;                            // behind a prompt that begins with 1
+
+  std::atomic<int> n_proposals = 0;
+  std::atomic<int> max_rows = 0;  // of logits in a step
 
   std::atomic<int> n_runs = 0;
   std::atomic<int> max_slices = 0;
@@ -96,6 +103,9 @@ class FakeRunner : public engine::StepRunner {
   int n_vocab() const override { return kFakeVocab; }
   int context() const override { return control_.context; }
   engine::CacheCost cost() const override { return control_.cost; }
+  int max_drafts() const override { return control_.max_drafts; }
+
+  bool adapts_drafts() const override { return control_.adapts_drafts; }
 
   int create(const NewSequence& sequence) override {
     const std::span<const TokenId> tokens = sequence.tokens;
@@ -124,7 +134,30 @@ class FakeRunner : public engine::StepRunner {
     return static_cast<int>(held.size());
   }
 
+  Tokens propose(engine::SequenceId sequence, std::span<const TokenId> text, int n_max) override {
+    ++control_.n_proposals;
+    const Tokens& held = sequences_.at(sequence);
+    require(std::this_thread::get_id() == thread_ && n_max >= 1 && n_max <= control_.max_drafts);
+    require(text.size() == held.size() + 1 && std::equal(held.begin(), held.end(), text.begin()));
+    if (control_.fails_to_draft && text[0] == 1) throw std::runtime_error("no guess");
+    Tokens guessed(text.begin(), text.end());
+    for (int i = 0; i < n_max; ++i) {
+      const bool is_right = !control_.is_draft_right || control_.is_draft_right(guessed.size());
+      guessed.push_back((token_after(guessed) + (is_right ? 0 : 1)) % kPoison);
+    }
+    return {guessed.begin() + static_cast<std::ptrdiff_t>(text.size()), guessed.end()};
+  }
+
+  void keep_drafts(engine::SequenceId sequence, int n_drafts) override {
+    const auto drafted = n_drafted_.find(sequence);
+    require(drafted != n_drafted_.end() && n_drafts >= 0 && n_drafts <= drafted->second);
+    Tokens& held = sequences_.at(sequence);
+    held.resize(held.size() - static_cast<std::size_t>(drafted->second - n_drafts));
+    n_drafted_.erase(drafted);
+  }
+
   std::vector<std::span<float>> run(std::span<const Slice> slices) override {
+    require(n_drafted_.empty());
     require(std::this_thread::get_id() == thread_);
     if (control_.before_run) control_.before_run();
     ++control_.n_runs;
@@ -134,6 +167,7 @@ class FakeRunner : public engine::StepRunner {
     std::vector<std::span<float>> rows(slices.size());
     for (std::size_t i = 0; i < slices.size(); ++i) {
       Tokens& held = sequences_.at(slices[i].sequence);
+      if (slices[i].n_drafts > 0) n_drafted_[slices[i].sequence] = slices[i].n_drafts;
       for (const TokenId token : slices[i].tokens) {
         held.push_back(token);
         if (!slices[i].wants_states) continue;
@@ -142,7 +176,7 @@ class FakeRunner : public engine::StepRunner {
         rows[i] = rows_[i];
       }
       if (!slices[i].wants_logits) continue;
-      rows_[i] = logits(slices[i].sequence);
+      add_logits(slices[i], rows_[i]);
       rows[i] = rows_[i];
     }
     return rows;
@@ -153,6 +187,7 @@ class FakeRunner : public engine::StepRunner {
   void retire(engine::SequenceId sequence) noexcept override {
     Tokens tokens = std::move(sequences_.at(sequence));
     sequences_.erase(sequence);
+    require(!n_drafted_.contains(sequence));
     n_said_.erase(sequence);
     if (unshared_.erase(sequence) > 0) return;
     ++control_.n_retired;
@@ -163,6 +198,7 @@ class FakeRunner : public engine::StepRunner {
     unshared_.erase(sequence);
     sequences_.erase(sequence);
     n_said_.erase(sequence);
+    n_drafted_.erase(sequence);
   }
   std::size_t kept_bytes() const override { return kept_.size(); }
   std::string kept_report() override { return R"({"kept": )" + std::to_string(kept_.size()) + "}"; }
@@ -184,13 +220,19 @@ class FakeRunner : public engine::StepRunner {
   void check(std::span<const Slice> slices) {
     std::map<engine::SequenceId, int> n_slices;
     int n_tokens = 0;
+    int n_rows = 0;
     for (const Slice& slice : slices) {
       require(sequences_.contains(slice.sequence));
       require(++n_slices[slice.sequence] == 1);
       require(!slice.tokens.empty() && !(slice.wants_logits && slice.wants_states));
-      if (slice.tokens.size() > 1) n_tokens += static_cast<int>(slice.tokens.size());
+      if (slice.n_drafts > 0) {
+        require(slice.wants_logits && slice.tokens.size() == static_cast<std::size_t>(1 + slice.n_drafts));
+      }
+      n_rows += slice.wants_logits ? 1 + slice.n_drafts : 0;
+      if (slice.tokens.size() > 1 && slice.n_drafts == 0) n_tokens += static_cast<int>(slice.tokens.size());
     }
     control_.max_slices = std::max(control_.max_slices.load(), static_cast<int>(slices.size()));
+    control_.max_rows = std::max(control_.max_rows.load(), n_rows);
     control_.max_tokens = std::max(control_.max_tokens.load(), n_tokens);
   }
 
@@ -210,18 +252,25 @@ class FakeRunner : public engine::StepRunner {
     throw std::runtime_error("poisoned");
   }
 
-  std::vector<float> logits(engine::SequenceId sequence) {
-    if (control_.scripted.empty()) return logits_after(sequences_.at(sequence));
-    std::vector<float> row(kFakeVocab);
-    const std::size_t n_said = n_said_[sequence]++;
-    row[static_cast<std::size_t>(control_.scripted.at(n_said))] = 3;
-    return row;
+  /// Behind the slice's last token, with drafts behind each. (The scripted say one token a step.)
+  void add_logits(const Slice& slice, std::vector<float>& rows) {
+    const std::span<const TokenId> held = sequences_.at(slice.sequence);
+    for (auto n_behind = static_cast<std::size_t>(slice.n_drafts) + 1; n_behind-- > 0;) {
+      std::vector<float> row(kFakeVocab);
+      if (control_.scripted.empty()) {
+        row = logits_after(held.first(held.size() - n_behind));
+      } else {
+        row[static_cast<std::size_t>(control_.scripted.at(n_said_[slice.sequence]++))] = 3;
+      }
+      rows.insert(rows.end(), row.begin(), row.end());
+    }
   }
 
   FakeControl& control_;
   std::thread::id thread_ = std::this_thread::get_id();
   std::map<engine::SequenceId, Tokens> sequences_;
   std::map<engine::SequenceId, std::size_t> n_said_;
+  std::map<engine::SequenceId, int> n_drafted_;  // of a slice that was run and is not settled
   std::set<engine::SequenceId> unshared_;
   std::vector<Tokens> kept_;
   std::vector<std::vector<float>> rows_;

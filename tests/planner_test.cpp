@@ -457,5 +457,113 @@ TEST(Planner, KeepsItsRulesWithRandomRequests) {
   std::printf("seeds %llu and the 59 after it\n", static_cast<unsigned long long>(base));
 }
 
+// ---- Drafts
+
+PlannerOptions drafting(int max_drafts) {
+  PlannerOptions result = options(4, 10);
+  result.max_drafts = max_drafts;
+  return result;
+}
+
+std::vector<int> drafts_of(const StepPlan& plan) {
+  std::vector<int> drafts;
+  for (const StepPlan::Slice& slice : plan.slices) drafts.push_back(slice.n_drafts);
+  return drafts;
+}
+
+// Plans and commits a step on a machine whose passes all take 1; all drafts are made and right. Each request may use
+// `limit` drafts behind its next token.
+StepPlan drafting_step(Planner& planner, int limit) {
+  StepPlan plan = planner.plan({}, empty_cache);
+  planner.commit(plan);
+  Planner::StepTimes times;
+  for (const int n : drafts_of(plan)) times.n_drafts += n;
+  times.pass_s = 1;
+  planner.observe(plan, times);
+  for (const StepPlan::Slice& slice : plan.slices) {
+    if (!slice.completes_known) continue;
+    if (slice.n_drafts > 0) planner.accept_drafts(slice.id, slice.n_drafts, slice.n_drafts, slice.n_drafts);
+    planner.append_token(slice.id, limit);
+  }
+  planner.check();
+  return plan;
+}
+
+TEST(PlannerDrafts, RequestsThatDecodeGetThemWithinTheirLimits) {
+  Planner planner(drafting(3));
+  planner.add({1, 5});
+  planner.add({2, 4});
+  EXPECT_EQ(drafts_of(drafting_step(planner, 9)), (std::vector<int>{0, 0}));  // prompts
+  // Two passes until one is known.
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(drafts_of(drafting_step(planner, 9)), (std::vector<int>{0, 0}));
+  std::vector<int> last;
+  for (int i = 0; i < 30; ++i) last = drafts_of(drafting_step(planner, 9));
+  EXPECT_EQ(last, (std::vector<int>{3, 3}));
+  drafting_step(planner, 2);
+  EXPECT_EQ(drafts_of(drafting_step(planner, 1)), (std::vector<int>{2, 2}));
+  EXPECT_EQ(drafts_of(drafting_step(planner, 0)), (std::vector<int>{1, 1}));
+  EXPECT_EQ(drafts_of(drafting_step(planner, 9)), (std::vector<int>{0, 0}));
+}
+
+TEST(PlannerDrafts, ADraftThatIsRightIsAKnownTokenAndCached) {
+  Planner planner(drafting(3));
+  planner.add({1, 5});
+  for (int i = 0; i < 3; ++i) drafting_step(planner, 9);
+  EXPECT_EQ(planner.n_cached(1), 7);
+  EXPECT_EQ(planner.n_pending(1), 1);
+  const StepPlan plan = planner.plan({}, empty_cache);
+  EXPECT_EQ(drafts_of(plan), (std::vector<int>{1}));
+  EXPECT_THROW(planner.accept_drafts(1, 1, 1, 1), std::invalid_argument);  // before it is committed
+  planner.commit(plan);
+  EXPECT_THROW(planner.accept_drafts(1, 1, 1, 2), std::invalid_argument);
+  planner.accept_drafts(1, 1, 1, 1);
+  planner.append_token(1);
+  EXPECT_EQ(planner.n_cached(1), 9);
+  EXPECT_EQ(planner.n_pending(1), 1);
+  planner.check();
+}
+
+TEST(PlannerDrafts, DraftsTakeOnlyTheRoomThatIsLeft) {
+  PlannerOptions limited = drafting(8);
+  limited.cost = {0, 1, 1};
+  limited.max_cache_bytes = 60;
+  Planner planner(limited);
+  planner.add({1, 5});
+  planner.add({2, 5});
+  for (int i = 0; i < 40; ++i) {
+    const StepPlan plan = drafting_step(planner, 100);
+    EXPECT_LE(planner.counted_bytes(), 62U);  // a token each has come since
+    if (!plan.paged_out.empty()) return;
+  }
+  FAIL() << "they never filled the budget";
+}
+
+TEST(PlannerDrafts, ARequestThatComesBackGetsNoneBeforeItDecodesAgain) {
+  PlannerOptions narrow = drafting(3);
+  narrow.prefill_tokens_per_step = 1;
+  Planner planner(narrow);
+  planner.add({1, 2});
+  for (int i = 0; i < 5; ++i) drafting_step(planner, 9);
+  planner.page_out(1);
+  const int n_known = planner.n_pending(1);
+  ASSERT_GT(n_known, 2);
+  for (int i = 0; i + 1 < n_known; ++i) EXPECT_EQ(drafts_of(drafting_step(planner, 9)), (std::vector<int>{0}));
+  EXPECT_GT(drafts_of(drafting_step(planner, 9)).at(0), 0);
+}
+
+TEST(PlannerDrafts, AnIsolatedRequestGetsNone) {
+  Planner planner(drafting(3));
+  planner.add({1, 5});
+  for (int i = 0; i < 4; ++i) drafting_step(planner, 9);
+  planner.isolate(1);
+  EXPECT_EQ(drafts_of(drafting_step(planner, 9)), (std::vector<int>{0}));
+  EXPECT_GT(drafts_of(drafting_step(planner, 9)).at(0), 0);
+}
+
+TEST(PlannerDrafts, TooManyAreRefused) {
+  EXPECT_THROW(Planner(drafting(16)), std::invalid_argument);
+  EXPECT_THROW(Planner(drafting(-1)), std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace memoir::engine

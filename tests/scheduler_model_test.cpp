@@ -5,8 +5,6 @@
 #include <mlx/mlx.h>
 
 #include <atomic>
-#include <future>
-#include <random>
 
 #include "memoir/engine/generate.h"
 #include "memoir/engine/model_runner.h"
@@ -15,100 +13,19 @@
 #include "memoir/model/load.h"
 #include "tests/fake_runner.h"
 #include "tests/model_files.h"
+#include "tests/service_cases.h"
 
 namespace mx = mlx::core;
 
 namespace memoir::engine {
 namespace {
 
+using test::answers_alone;
+using test::Case;
 using test::Listener;
+using test::mixed_cases;
+using test::run_and_compare;
 using test::Tokens;
-
-struct Case {
-  Tokens prompt;
-  int max_tokens;
-  SamplerOptions sampler;
-  std::optional<int> cancel_after;  // tokens
-};
-
-/// Prompts of mixed length, some beginning alike; some sampled, some cancelled.
-std::vector<Case> mixed_cases(int n_vocab, int max_prompt, int max_tokens) {
-  std::mt19937 random(20261127);
-  const auto number = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
-  Tokens common;
-  for (int i = 0; i < max_prompt / 2; ++i) common.push_back(number(0, n_vocab - 1));
-  std::vector<Case> cases;
-  for (int i = 0; i < 32; ++i) {
-    Case one{{}, number(1, max_tokens), {}, {}};
-    if (i % 3 == 0) one.prompt = common;
-    const int n_own = number(1, max_prompt - static_cast<int>(one.prompt.size()));
-    for (int k = 0; k < n_own; ++k) one.prompt.push_back(number(0, n_vocab - 1));
-    if (i % 2 == 0) {
-      one.sampler.temperature = 1;
-      one.sampler.repetition_penalty = 1.1;
-      one.sampler.seed = static_cast<std::uint64_t>(i);
-    }
-    if (i % 5 == 4) one.cancel_after = number(0, one.max_tokens);
-    cases.push_back(std::move(one));
-  }
-  return cases;
-}
-
-std::vector<Tokens> answers_alone(const std::filesystem::path& path, const std::vector<Case>& cases) {
-  const model::LoadedModel loaded = model::load_model(path);
-  std::vector<Tokens> answers;
-  for (const Case& one : cases) {
-    Session session(*loaded.model);
-    GenerateOptions options;
-    options.max_tokens = one.max_tokens;
-    options.sampler = one.sampler;
-    answers.push_back(generate(session, one.prompt, options, nullptr).tokens);
-  }
-  return answers;
-}
-
-/// Runs all cases at once, from two threads, and compares each with its answer alone.
-ServiceStats run_and_compare(std::unique_ptr<Service> service, const std::vector<Case>& cases,
-                             const std::vector<Tokens>& expected) {
-  std::vector<std::shared_ptr<Listener>> listeners;
-  for (std::size_t i = 0; i < cases.size(); ++i) listeners.push_back(std::make_shared<Listener>());
-  const auto client = [&](std::size_t first) {
-    for (std::size_t i = first; i < cases.size(); i += 2) {
-      Request request = test::request_for(cases[i].prompt, cases[i].max_tokens, listeners[i]);
-      request.sampler = cases[i].sampler;
-      if (i % 3 == 0) request.turn_ends = {100};  // all that these prompts have in common
-      auto id = std::make_shared<std::promise<RequestId>>();
-      if (cases[i].cancel_after) {
-        request.on_event = [&service, n_left = *cases[i].cancel_after, known = id->get_future().share(),
-                            send_on = request.on_event](const Event& event) mutable {
-          send_on(event);
-          const bool is_last = std::holds_alternative<Finished>(event) || std::holds_alternative<Failed>(event);
-          if (!is_last && n_left-- == 0) service->cancel(known.get());
-        };
-      }
-      id->set_value(std::get<RequestId>(service->submit(std::move(request))));
-      if (i % 4 > 1) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-  };
-  std::thread second([&] { client(1); });
-  client(0);
-  second.join();
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    listeners[i]->wait();
-    EXPECT_FALSE(listeners[i]->failed) << listeners[i]->failed->message;
-    const Tokens& tokens = listeners[i]->tokens;
-    EXPECT_LE(tokens.size(), expected[i].size());
-    EXPECT_TRUE(tokens.size() == expected[i].size() || cases[i].cancel_after);
-    EXPECT_EQ(tokens, Tokens(expected[i].begin(), expected[i].begin() + static_cast<std::ptrdiff_t>(tokens.size())));
-  }
-  service->drain(std::chrono::steady_clock::now() + std::chrono::seconds(60));
-  return service->stats();
-}
-
-ServiceStats run_and_compare(const std::filesystem::path& path, const std::vector<Case>& cases,
-                             const std::vector<Tokens>& expected, const ServiceOptions& options) {
-  return run_and_compare(make_service(model::load_model(path), options), cases, expected);
-}
 
 class CountingRunner : public ModelRunner {
  public:

@@ -32,6 +32,13 @@ class RandomRun {
     control_.fails_to_begin = number(0, 1) == 1;
     control_.loses_caches = number(0, 1) == 1;
     control_.cost = {0, 1, number(1, 8)};
+    if (number(0, 1) == 1) {
+      control_.max_drafts = number(1, 6);
+      control_.fails_to_draft = number(0, 3) == 0;
+      control_.is_draft_right = [every = static_cast<std::size_t>(number(1, 5))](std::size_t place) {
+        return place % every != 0;
+      };
+    }
     control_.context = n_context_;
     ServiceOptions options;
     options.max_running = number(1, 5);

@@ -17,7 +17,7 @@ const model::Model& checked(const model::Gemma4Assistant& assistant, const model
 
 }  // namespace
 
-AssistantDrafter::AssistantDrafter(std::unique_ptr<model::Gemma4Assistant> assistant, const model::Model& target)
+AssistantDrafter::AssistantDrafter(std::shared_ptr<const model::Gemma4Assistant> assistant, const model::Model& target)
     : assistant_(std::move(assistant)), target_(checked(*assistant_, target)), layers_(model::shared_layers(target)) {}
 
 void AssistantDrafter::taken_in(const TakenIn& taken) {

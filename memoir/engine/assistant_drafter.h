@@ -19,7 +19,7 @@ class AssistantDrafter final : public Drafter {
  public:
   /// The model that is drafted for must outlive this. Throws UnsupportedError, naming the configuration's key, if the
   /// assistant was made for another one.
-  AssistantDrafter(std::unique_ptr<model::Gemma4Assistant> assistant, const model::Model& target);
+  AssistantDrafter(std::shared_ptr<const model::Gemma4Assistant> assistant, const model::Model& target);
 
   /// None where `tokens` is not what was taken in, and one more.
   std::vector<TokenId> propose(std::span<const TokenId> tokens, int n_max) override;
@@ -28,7 +28,7 @@ class AssistantDrafter final : public Drafter {
   void taken_in(const TakenIn& taken) override;
 
  private:
-  std::unique_ptr<model::Gemma4Assistant> assistant_;
+  std::shared_ptr<const model::Gemma4Assistant> assistant_;
   const model::Model& target_;
   model::SharedLayers layers_;
   const cache::ModelCache* cache_ = nullptr;  // of the session that was told of last

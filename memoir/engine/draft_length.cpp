@@ -14,20 +14,36 @@ constexpr int kBelieved = 5;
 constexpr int kShortestInterval = 4;
 constexpr int kLongestInterval = 512;
 
-std::size_t at(int n) {
+std::size_t index(int n) {
   return static_cast<std::size_t>(n);
 }
 
 }  // namespace
 
-int DraftLength::frontier() const {
+void AcceptanceRates::learn(int n_judged, int n_accepted) {
+  for (int i = 0; i < n_judged; ++i) {
+    Rate& rate = rates_[index(i)];
+    ++rate.n_samples;
+    // A plain mean at first.
+    const double weight = std::max(kRateWeight, 1.0 / rate.n_samples);
+    rate.value += weight * ((i < n_accepted ? 1 : 0) - rate.value);
+  }
+}
+
+int AcceptanceRates::frontier() const {
   int n = 0;
-  while (n < kMax && rates_[at(n)].n_samples >= kBelieved) ++n;
+  while (n < kMax && rates_[index(n)].n_samples >= kBelieved) ++n;
   return n;
 }
 
-int DraftLength::farthest() const {
-  return 2 * frontier() + 1;
+int AcceptanceRates::farthest() const {
+  return std::min(2 * frontier() + 1, kMax);
+}
+
+double AcceptanceRates::at(int position) const {
+  const int believed = frontier();
+  if (believed == 0) return 1;
+  return rates_[index(std::min(position, believed - 1))].value;
 }
 
 int DraftLength::n_measured() const {
@@ -36,34 +52,31 @@ int DraftLength::n_measured() const {
 
 std::optional<double> DraftLength::seconds(int n) const {
   if (n < 0 || n > kMax) throw std::invalid_argument("[draft_length.seconds] n is " + std::to_string(n));
-  if (seconds_[at(n)]) return seconds_[at(n)];
+  if (seconds_[index(n)]) return seconds_[index(n)];
   int below = n;
   int above = n;
-  while (below >= 0 && !seconds_[at(below)]) --below;
-  while (above <= kMax && !seconds_[at(above)]) ++above;
+  while (below >= 0 && !seconds_[index(below)]) --below;
+  while (above <= kMax && !seconds_[index(above)]) ++above;
   if (below < 0 && above > kMax) return std::nullopt;
-  if (below < 0) return seconds_[at(above)];
+  if (below < 0) return seconds_[index(above)];
   if (above > kMax) {
-    if (below == 0 || !seconds_[0]) return seconds_[at(below)];
-    const double rise = std::max(0.0, (*seconds_[at(below)] - *seconds_[0]) / below);
-    return *seconds_[at(below)] + (n - below) * rise;
+    if (below == 0 || !seconds_[0]) return seconds_[index(below)];
+    const double rise = std::max(0.0, (*seconds_[index(below)] - *seconds_[0]) / below);
+    return *seconds_[index(below)] + (n - below) * rise;
   }
   const double share = static_cast<double>(n - below) / (above - below);
-  return *seconds_[at(below)] + share * (*seconds_[at(above)] - *seconds_[at(below)]);
+  return *seconds_[index(below)] + share * (*seconds_[index(above)] - *seconds_[index(below)]);
 }
 
 int DraftLength::best() const {
   if (n_measured() < 2) return 0;
-  const int believed = frontier();
-  const int most = std::min(farthest(), kMax);
-  const double beyond = believed > 0 ? rates_[at(believed - 1)].value : 1;
   double tokens = 1;
   double all_right = 1;
   double cost = *seconds(0);
   double best_rate = tokens / cost;
   int best = 0;
-  for (int n = 1; n <= most; ++n) {
-    all_right *= n <= believed ? rates_[at(n - 1)].value : beyond;
+  for (int n = 1; n <= rates_.farthest(); ++n) {
+    all_right *= rates_.at(n - 1);
     tokens += all_right;
     cost = std::max(cost, *seconds(n));  // more rows never cost less, whatever was measured
     const double rate = tokens / cost;
@@ -80,19 +93,11 @@ int DraftLength::choose(int limit) const {
   if (!seconds_[1]) return std::min(1, limit);
   const int chosen = best();
   const bool tries_more = rounds_to_probe_ <= 0;
-  return std::min({tries_more ? chosen + 1 : chosen, farthest(), limit, kMax});
-}
-
-void DraftLength::learn(int position, bool is_right) {
-  Rate& rate = rates_[at(position)];
-  ++rate.n_samples;
-  // A plain mean at first.
-  const double weight = std::max(kRateWeight, 1.0 / rate.n_samples);
-  rate.value += weight * ((is_right ? 1 : 0) - rate.value);
+  return std::min({tries_more ? chosen + 1 : chosen, rates_.farthest(), limit});
 }
 
 void DraftLength::learn_seconds(int n_drafted, double seconds) {
-  std::optional<double>& known = seconds_[at(n_drafted)];
+  std::optional<double>& known = seconds_[index(n_drafted)];
   if (!known) {
     known = seconds;
     return;
@@ -107,7 +112,7 @@ void DraftLength::observe(int n_drafted, int n_judged, int n_accepted, double se
                                 std::to_string(n_judged) + " judged of " + std::to_string(n_drafted) + " drafts in " +
                                 std::to_string(seconds) + " seconds");
   }
-  for (int i = 0; i < n_judged; ++i) learn(i, i < n_accepted);
+  rates_.learn(n_judged, n_accepted);
   if (n_drafted == last_drafted_) learn_seconds(n_drafted, seconds);
   last_drafted_ = n_drafted;
   if (rounds_to_probe_ < 0) {

@@ -25,9 +25,36 @@
 
 namespace memoir::engine {
 
+/// How often the i-th draft was right when those before it were.
+class AcceptanceRates {
+ public:
+  static constexpr int kMax = 15;
+
+  /// The first n_judged drafts of a round were judged, the first n_accepted of them right.
+  void learn(int n_judged, int n_accepted);
+
+  /// Positions believed, one after the other from the first.
+  int frontier() const;
+
+  /// The most drafts that are worth a try: 2 frontier + 1, at most kMax.
+  int farthest() const;
+
+  /// Of the i-th draft, from 0; beyond the frontier that of the last position that is believed, or 1.
+  double at(int position) const;
+
+ private:
+  struct Rate {
+    double value = 1;
+    int n_samples = 0;
+  };
+
+  std::array<Rate, kMax> rates_;
+};
+
 class DraftLength {
  public:
-  static constexpr int kMax = 15;  // with the present token kSlack positions, what every kind of cache can take back
+  // With the present token kSlack positions, what every kind of cache can take back.
+  static constexpr int kMax = AcceptanceRates::kMax;
 
   /// The number of drafts to ask for, 0 to `limit`. Throws std::invalid_argument if limit is negative.
   int choose(int limit) const;
@@ -37,8 +64,8 @@ class DraftLength {
   /// Throws std::invalid_argument unless 0 <= n_accepted <= n_judged <= n_drafted <= kMax and seconds >= 0.
   void observe(int n_drafted, int n_judged, int n_accepted, double seconds);
 
-  /// Positions believed, one after the other from the first.
-  int frontier() const;
+  /// As AcceptanceRates.
+  int frontier() const { return rates_.frontier(); }
 
   /// Rounds between two tries of a longer draft.
   int probe_interval() const { return probe_interval_; }
@@ -51,17 +78,10 @@ class DraftLength {
   int best() const;
 
  private:
-  struct Rate {
-    double value = 1;
-    int n_samples = 0;
-  };
-
-  void learn(int position, bool is_right);
   void learn_seconds(int n_drafted, double seconds);
-  int farthest() const;  // that may be tried
   int n_measured() const;
 
-  std::array<Rate, kMax> rates_;  // of the i-th draft, from 0
+  AcceptanceRates rates_;
   std::array<std::optional<double>, kMax + 1> seconds_;
   int last_drafted_ = -1;
   int last_best_ = -1;

@@ -12,8 +12,11 @@ namespace mx = mlx::core;
 
 namespace memoir::engine {
 
-DraftModel::DraftModel(const model::Model& model, int n_vocab)
-    : session_(model), n_vocab_(std::min(n_vocab, model.config().vocab_size)) {
+DraftModel::DraftModel(const model::Model& model, int n_vocab, std::optional<int> n_at_once)
+    : session_(model), n_vocab_(std::min(n_vocab, model.config().vocab_size)), n_at_once_(n_at_once) {
+  if (n_at_once_ && *n_at_once_ < 1) {
+    throw std::invalid_argument("[draft_model] n_at_once is " + std::to_string(*n_at_once_) + ", expected at least 1");
+  }
   const auto refusal = cache::Transaction::refusal(session_.cache(), DraftLength::kMax + 1);
   if (refusal) {
     throw std::invalid_argument("[draft_model] layer " + std::to_string(refusal->layer) + " of the draft model has a " +
@@ -51,8 +54,14 @@ std::vector<TokenId> DraftModel::propose(std::span<const TokenId> tokens, int n_
   keep_what_came(tokens);
   const auto context = static_cast<std::size_t>(session_.model().context());
   if (n_max < 1 || tokens.empty() || tokens.size() + static_cast<std::size_t>(n_max) > context) return {};
-  const int n_cached = session_.reuse(tokens);
-  std::vector<TokenId> drafts = {likeliest(take_in(tokens.subspan(static_cast<std::size_t>(n_cached))))};
+  const auto n_cached = static_cast<std::size_t>(session_.reuse(tokens));
+  const std::span<const TokenId> rest = tokens.subspan(n_cached);
+  if (n_at_once_ && rest.size() > static_cast<std::size_t>(*n_at_once_)) {
+    take_in(rest.first(static_cast<std::size_t>(*n_at_once_)));
+    session_.cache().materialize();
+    return {};
+  }
+  std::vector<TokenId> drafts = {likeliest(take_in(rest))};
   if (n_max > 1) session_.begin_draft(n_max - 1);
   while (drafts.size() < static_cast<std::size_t>(n_max)) {
     const TokenId last = drafts.back();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "memoir/cache/transaction.h"
+#include "memoir/engine/drafting.h"
 #include "memoir/engine/text_stream.h"
 
 namespace mx = mlx::core;
@@ -34,25 +35,6 @@ void check_options(const GenerateOptions& options) {
   if (options.max_drafts < 1 || options.max_drafts > DraftLength::kMax) {
     throw std::invalid_argument("[engine.generate] max_drafts is " + std::to_string(options.max_drafts) +
                                 ", expected 1 to " + std::to_string(DraftLength::kMax));
-  }
-}
-
-void check_drafting(const cache::ModelCache& cache, int max_drafts) {
-  const auto refusal = cache::Transaction::refusal(cache, max_drafts + 1);
-  if (!refusal) return;
-  throw std::invalid_argument("[engine.generate] layer " + std::to_string(refusal->layer) + " has a " + refusal->kind +
-                              ", which can't take drafts back");
-}
-
-void check_drafts(const std::vector<TokenId>& drafts, int n_max, int n_vocab) {
-  if (drafts.size() > static_cast<std::size_t>(n_max)) {
-    throw std::invalid_argument("[engine.generate] the drafter proposed " + std::to_string(drafts.size()) +
-                                " tokens, expected at most " + std::to_string(n_max));
-  }
-  for (const TokenId token : drafts) {
-    if (token >= 0 && token < n_vocab) continue;
-    throw std::invalid_argument("[engine.generate] the drafter proposed token " + std::to_string(token) +
-                                ", outside the vocabulary of " + std::to_string(n_vocab));
   }
 }
 
@@ -82,7 +64,7 @@ GenerateOptions with_text_only(GenerateOptions options, const text::Tokenizer& t
 Generation::Generation(Session& session, GenerateOptions options)
     : session_(session), options_(std::move(options)), sampler_(options_.sampler, session.model().config().vocab_size) {
   check_options(options_);
-  if (options_.drafter) check_drafting(session_.cache(), options_.max_drafts);
+  if (options_.drafter) check_takes_drafts_back(session_.cache(), options_.max_drafts);
 }
 
 Generation::~Generation() {

@@ -33,7 +33,7 @@ struct SlotsGoBack {
 
 }  // namespace
 
-MtpDrafter::MtpDrafter(std::unique_ptr<model::MtpHead> head, const model::Model& target)
+MtpDrafter::MtpDrafter(std::shared_ptr<const model::MtpHead> head, const model::Model& target)
     : head_(std::move(head)), target_(target), cache_(head_->make_cache()) {}
 
 void MtpDrafter::start_at(int offset) {

@@ -9,6 +9,7 @@
 
 #include <mlx/array.h>
 
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <vector>
@@ -21,7 +22,7 @@ namespace memoir::engine {
 class MtpDrafter final : public Drafter {
  public:
   /// The model must outlive this.
-  MtpDrafter(std::unique_ptr<model::MtpHead> head, const model::Model& target);
+  MtpDrafter(std::shared_ptr<const model::MtpHead> head, const model::Model& target);
 
   /// None where `tokens` does not end with what was taken in, and one more.
   std::vector<TokenId> propose(std::span<const TokenId> tokens, int n_max) override;
@@ -29,6 +30,7 @@ class MtpDrafter final : public Drafter {
   Reads reads() const override { return Reads::kAllTokens; }
   void taken_in(const TakenIn& taken) override;
   int lookahead() const override { return 1; }
+  std::size_t size_bytes() const override { return cache_.size_bytes(); }
 
   /// Slots in the head's cache, and tokens that wait for theirs.
   int n_slots() const { return cache_.offset(); }
@@ -41,7 +43,7 @@ class MtpDrafter final : public Drafter {
   mlx::core::array hidden_waiting() const;
   mlx::core::array write_slots(std::span<const TokenId> next_tokens);
 
-  std::unique_ptr<model::MtpHead> head_;
+  std::shared_ptr<const model::MtpHead> head_;
   const model::Model& target_;
   cache::ModelCache cache_;
   int begin_ = 0;                          // the position of the first token that the drafter was told of

@@ -44,6 +44,11 @@ Planner::Planner(PlannerOptions options) : options_(options) {
   check_at_least("oldest_every", options_.oldest_every, 1);
   check_at_least("aging_tokens", options_.aging_tokens, 0);
   check_at_least("step_tokens", options_.cost.step_tokens, 1);
+  check_at_least("max_drafts", options_.max_drafts, 0);
+  if (options_.max_drafts > DraftLength::kMax) {
+    throw std::invalid_argument("[engine.planner] max_drafts is " + std::to_string(options_.max_drafts) +
+                                ", expected at most " + std::to_string(DraftLength::kMax));
+  }
 }
 
 void Planner::add(const NewRequest& request) {
@@ -66,6 +71,7 @@ bool Planner::remove(RequestId id) {
   const auto found = requests_.find(id);
   if (found == requests_.end()) return false;
   if (found->second.is_running) --n_running_;
+  shares_.forget(id);
   requests_.erase(found);
   return true;
 }
@@ -111,6 +117,7 @@ StepPlan Planner::plan(Clock::time_point now, const Admit& admit) {
     if (entry.is_running && entry.pending() == 1) add_slice(plan, entry, 1);
   }
   plan_prompts(plan, admit);
+  plan_drafts(plan);
   return plan;
 }
 
@@ -149,6 +156,7 @@ bool Planner::fits(const Entry& entry, std::size_t room) const {
 bool Planner::admit(Entry& entry, const Admit& admit) {
   const std::optional<Restored> restored = admit(entry.id, room());
   if (!restored) {
+    shares_.forget(entry.id);
     requests_.erase(entry.id);
     return false;
   }
@@ -226,6 +234,41 @@ void Planner::plan_prompts(StepPlan& plan, const Admit& admit) {
   }
 }
 
+void Planner::plan_drafts(StepPlan& plan) {
+  if (options_.max_drafts == 0) return;
+  std::vector<DraftShares::Wish> wishes;
+  std::vector<StepPlan::Slice*> slices;
+  int n_rows = 0;
+  for (StepPlan::Slice& slice : plan.slices) {
+    if (slice.n_tokens > 1) continue;
+    ++n_rows;
+    // What comes back without its cache has more than one token to compute.
+    const int limit = slice.completes_known ? std::min(at(slice.id).max_drafts, options_.max_drafts) : 0;
+    if (limit == 0) continue;
+    wishes.push_back({slice.id, limit});
+    slices.push_back(&slice);
+  }
+  if (wishes.empty()) return;
+  std::vector<int> shares;
+  if (options_.adapts_drafts) {
+    shares = shares_.choose(wishes, n_rows);
+  } else {
+    for (const DraftShares::Wish& wish : wishes) shares.push_back(wish.limit);
+  }
+  std::size_t n_free = room();
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    const Entry& entry = at(slices[i]->id);
+    const auto more_bytes = [&](int n_drafts) {
+      const std::size_t n_bytes = options_.cost.bytes(entry.n_tokens + n_drafts);
+      return n_bytes - std::min(n_bytes, bytes_of(entry));
+    };
+    int n_drafts = shares[i];
+    while (n_drafts > 0 && more_bytes(n_drafts) > n_free) --n_drafts;
+    n_free -= more_bytes(n_drafts);
+    slices[i]->n_drafts = n_drafts;
+  }
+}
+
 void Planner::add_slice(StepPlan& plan, const Entry& entry, int n_tokens) {
   plan.slices.push_back({entry.id, n_tokens, n_tokens == entry.pending()});
 }
@@ -240,8 +283,28 @@ void Planner::commit(const StepPlan& plan) {
   }
 }
 
-void Planner::append_token(RequestId id) {
-  ++at(id).n_tokens;
+void Planner::observe(const StepPlan& plan, const StepTimes& times) {
+  const auto is_of_a_prompt = [](const StepPlan::Slice& slice) { return slice.n_tokens > 1; };
+  if (options_.max_drafts == 0 || std::ranges::any_of(plan.slices, is_of_a_prompt)) return;
+  const int n_rows = static_cast<int>(plan.slices.size()) + times.n_drafts;
+  shares_.observe_step(n_rows, times.n_drafts, times.pass_s, times.drafting_s);
+}
+
+void Planner::append_token(RequestId id, int n_drafts) {
+  Entry& entry = at(id);
+  ++entry.n_tokens;
+  entry.max_drafts = n_drafts;
+}
+
+void Planner::accept_drafts(RequestId id, int n_drafted, int n_judged, int n_accepted) {
+  Entry& entry = at(id);
+  if (entry.pending() > 0) {
+    throw std::invalid_argument("[engine.planner] request " + std::to_string(id) + " has " +
+                                std::to_string(entry.pending()) + " tokens pending, expected none before its drafts");
+  }
+  shares_.observe(id, n_drafted, n_judged, n_accepted);
+  entry.n_tokens += n_accepted;
+  entry.n_cached += n_accepted;
 }
 
 void Planner::set_cache_bytes(RequestId id, std::size_t n_bytes) {

@@ -14,6 +14,8 @@
 //   4. The others share prefill_tokens_per_step in their order, each taking what it can of what is left. A waiting
 //      request that is reached is admitted, if there is a slot and room for its cache; from the first one without on,
 //      none is: nothing overtakes a request that waits for room.
+//   5. Requests that decode may get drafts (draft_shares.h): not more than the request can use, and not more than what
+//      is left of the budget of bytes has room for. None in a step of an isolated request.
 // The order: higher priority first; within a priority, smaller pending + aging_tokens * (steps counted at its arrival).
 // So shorter prompts go first, but one with p pending tokens is overtaken only by those that arrive within
 // p / aging_tokens steps after it. And so that a stream of high priorities starves nobody, every oldest_every-th step
@@ -30,6 +32,7 @@
 #include <vector>
 
 #include "memoir/engine/cache_cost.h"
+#include "memoir/engine/draft_shares.h"
 #include "memoir/engine/service.h"
 
 namespace memoir::engine {
@@ -41,6 +44,8 @@ struct PlannerOptions {
   std::optional<std::size_t> max_cache_bytes = std::nullopt;  // of all running requests; absent: no limit
   int oldest_every = 8;                                       // >= 1
   int aging_tokens = 64;                                      // >= 0
+  int max_drafts = 0;                                         // of a request in a step, 0 to DraftLength::kMax
+  bool adapts_drafts = true;                                  // as many as pay; else as many as there may be
 };
 
 struct StepPlan {
@@ -48,6 +53,7 @@ struct StepPlan {
     RequestId id;
     int n_tokens;          // the next pending ones, >= 1
     bool completes_known;  // no token is pending behind it: its logits choose the next one
+    int n_drafts = 0;      // so many guesses at most may be computed behind it
   };
   std::vector<RequestId> expired;    // forgotten
   std::vector<RequestId> paged_out;  // wait again; the caller drops their caches
@@ -91,10 +97,22 @@ class Planner {
   /// The step was computed. Requests that were removed or paged out since are passed over.
   void commit(const StepPlan& plan);
 
+  /// How long that took, for the choice of drafts: n_drafts of them made in drafting_s, and one pass over all.
+  struct StepTimes {
+    int n_drafts = 0;
+    double drafting_s = 0;
+    double pass_s = 0;
+  };
+  void observe(const StepPlan& plan, const StepTimes& times);
+
   // For one request; they throw std::invalid_argument if it is unknown.
 
-  /// A token was chosen and is pending now.
-  void append_token(RequestId id);
+  /// A token was chosen and is pending now. n_drafts: what it may use behind it, at most.
+  void append_token(RequestId id, int n_drafts = 0);
+  /// Behind what was committed n_drafted guesses were computed, n_judged of them judged, and the first n_accepted were
+  /// right: known tokens now, and cached. Throws std::invalid_argument as DraftShares::observe, and if tokens are
+  /// pending.
+  void accept_drafts(RequestId id, int n_drafted, int n_judged, int n_accepted);
   /// What its cache really takes, where that may be more than the estimate.
   void set_cache_bytes(RequestId id, std::size_t n_bytes);
   /// Its cache holds its first n_cached tokens now, more than were computed. Throws std::invalid_argument unless it
@@ -130,6 +148,7 @@ class Planner {
     std::size_t cache_bytes = 0;  // as told
     bool is_running = false;
     bool is_isolated = false;
+    int max_drafts = 0;            // behind its pending token
     long long arrival_credit = 0;  // aging_tokens * steps counted at its arrival
 
     int pending() const { return n_tokens - n_cached; }
@@ -150,9 +169,11 @@ class Planner {
   bool is_turn_of_oldest_waiting() const { return admissions_ + 1 >= options_.oldest_every; }
   std::vector<Entry*> prompts_in_order(bool may_admit);
   void plan_prompts(StepPlan& plan, const Admit& admit);
+  void plan_drafts(StepPlan& plan);
   static void add_slice(StepPlan& plan, const Entry& entry, int n_tokens);
 
   PlannerOptions options_;
+  DraftShares shares_;
   std::map<RequestId, Entry> requests_;
   int n_running_ = 0;
   long long n_steps_ = 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "memoir/engine/log_probabilities.h"
+#include "memoir/engine/speculate.h"
 
 namespace memoir::engine {
 namespace {
@@ -97,17 +98,46 @@ bool RequestRun::is_stop_token(TokenId token) const {
   return std::find(stops.begin(), stops.end(), token) != stops.end();
 }
 
-std::optional<FinishReason> RequestRun::push(std::span<float> logits, Clock::time_point now) {
-  if (is_deaf_) return FinishReason::kCancelled;
+int RequestRun::max_drafts() const {
+  const int n_wanted = request_.max_tokens - counts_.completion_tokens - 1;
+  const int n_room = limits_.n_context - static_cast<int>(tokens_.size());
+  return std::max(0, std::min(n_wanted, n_room));
+}
+
+RequestRun::Round RequestRun::push(std::span<float> rows, std::span<const TokenId> drafts, Clock::time_point now) {
+  const auto n_vocab = static_cast<std::size_t>(limits_.n_vocab);
+  if (rows.size() != n_vocab * (1 + drafts.size())) {
+    throw std::invalid_argument("[engine.push] " + std::to_string(rows.size()) + " logits for " +
+                                std::to_string(drafts.size()) + " drafts of a vocabulary of " +
+                                std::to_string(n_vocab));
+  }
+  Round round;
+  counts_.drafted_tokens += static_cast<int>(drafts.size());
+  for (std::size_t i = 0; i <= drafts.size(); ++i) {
+    const std::optional<TokenId> draft = i < drafts.size() ? std::optional(drafts[i]) : std::nullopt;
+    const Choice choice = choose(rows.subspan(i * n_vocab, n_vocab), draft, now);
+    round.reason = choice.reason;
+    if (draft && (choice.is_draft || !choice.reason)) ++round.n_judged;
+    if (!choice.is_draft) break;
+    ++round.n_accepted;
+    ++counts_.accepted_tokens;
+    if (choice.reason) break;
+  }
+  return round;
+}
+
+RequestRun::Choice RequestRun::choose(std::span<float> logits, std::optional<TokenId> draft, Clock::time_point now) {
+  if (is_deaf_) return {false, FinishReason::kCancelled};
   if (!first_token_) first_token_ = now;
-  if (request_.max_tokens == 0) return FinishReason::kLength;
+  if (request_.max_tokens == 0) return {false, FinishReason::kLength};
   // Log probabilities are the model's, before a processor or the sampler changes anything.
   std::vector<float> as_computed;
   if (request_.n_likeliest) as_computed.assign(logits.begin(), logits.end());
   if (request_.processor) request_.processor->apply(logits);
-  TokenEvent event{sampler_.sample(logits), {}, 0, {}};
+  const Verdict verdict = draft ? judge(sampler_, logits, *draft) : Verdict{sampler_.sample(logits), false};
+  TokenEvent event{verdict.token, {}, 0, {}};
   if (request_.processor) request_.processor->accept(event.token);
-  if (is_stop_token(event.token)) return FinishReason::kStop;
+  if (is_stop_token(event.token)) return {false, FinishReason::kStop};
   sampler_.accept(event.token);
   tokens_.push_back(event.token);
   ++counts_.completion_tokens;
@@ -123,11 +153,16 @@ std::optional<FinishReason> RequestRun::push(std::span<float> logits, Clock::tim
     is_stopped = piece.is_stopped;
   }
   emit(event);
-  if (is_stopped) return FinishReason::kStop;
-  if (is_deaf_) return FinishReason::kCancelled;
+  Choice choice{verdict.is_accepted, std::nullopt};
   const bool is_full = tokens_.size() > static_cast<std::size_t>(limits_.n_context);
-  if (counts_.completion_tokens >= request_.max_tokens || is_full) return FinishReason::kLength;
-  return std::nullopt;
+  if (is_stopped) {
+    choice.reason = FinishReason::kStop;
+  } else if (is_deaf_) {
+    choice.reason = FinishReason::kCancelled;
+  } else if (counts_.completion_tokens >= request_.max_tokens || is_full) {
+    choice.reason = FinishReason::kLength;
+  }
+  return choice;
 }
 
 Event RequestRun::ending(FinishReason reason, Clock::time_point now) {

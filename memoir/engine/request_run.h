@@ -54,9 +54,21 @@ class RequestRun {
   /// All states are there: sends the embedding. Throws std::runtime_error if a state is not finite or all are zero.
   FinishReason push_embedding(Clock::time_point now);
 
-  /// Chooses the token that follows tokens() and sends it. logits: [V], scratch. Returns why the request ends, nullopt
-  /// if it goes on. Throws what sampling, the request's processor and detokenizing throw: it can only fail then.
-  std::optional<FinishReason> push(std::span<float> logits, Clock::time_point now);
+  /// What a row of logits and the drafts behind it came to.
+  struct Round {
+    int n_judged = 0;                    // drafts that were compared with the token that was chosen
+    int n_accepted = 0;                  // of these, now in tokens()
+    std::optional<FinishReason> reason;  // why the request ends; nullopt: it goes on, with a token behind the accepted
+  };
+
+  /// Chooses the tokens that follow tokens() and sends them: one, and one more for each draft that is right
+  /// (speculate.h). rows: [1 + drafts, V], scratch, row i computed behind the first i drafts. Throws what sampling, the
+  /// request's processor and detokenizing throw: it can only fail then.
+  Round push(std::span<float> rows, std::span<const TokenId> drafts, Clock::time_point now);
+
+  /// The most drafts that are of use behind tokens(): the last token asked for, and any behind the context's end, need
+  /// no place in a cache.
+  int max_drafts() const;
 
   /// The last event: Finished, for a stop string if the last characters complete one; Failed if they can't be
   /// detokenized.
@@ -73,6 +85,11 @@ class RequestRun {
 
  private:
   void check(const Limits& limits, bool has_text) const;
+  struct Choice {
+    bool is_draft = false;  // and in tokens()
+    std::optional<FinishReason> reason;
+  };
+  Choice choose(std::span<float> logits, std::optional<TokenId> draft, Clock::time_point now);
   bool is_stop_token(TokenId token) const;
   void emit(const Event& event);
   void close(Clock::time_point now);

@@ -158,7 +158,7 @@ class SampleRun {
     for (std::size_t i = 0; i < running.size(); ++i) {
       const float* row = logits.data<float>() + (logits.shape(0) == 1 ? 0 : i * n_vocab);
       row_.assign(row, row + n_vocab);
-      const std::optional<FinishReason> reason = sample(running[i]).run->push(row_, Clock::now());
+      const std::optional<FinishReason> reason = sample(running[i]).run->push(row_, {}, Clock::now()).reason;
       if (reason) finish(running[i], *reason);
     }
   }

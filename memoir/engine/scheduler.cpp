@@ -15,6 +15,7 @@
 
 #include "memoir/engine/planner.h"
 #include "memoir/engine/request_run.h"
+#include "memoir/engine/speculate.h"
 
 namespace memoir::engine {
 namespace {
@@ -56,6 +57,9 @@ class Engine {
     std::uint64_t n_prompt_tokens = 0;
     std::uint64_t n_cached_tokens = 0;
     std::uint64_t n_completion_tokens = 0;
+    std::uint64_t n_drafted_tokens = 0;
+    std::uint64_t n_accepted_tokens = 0;
+    std::uint64_t n_draft_rounds = 0;
     std::uint64_t n_steps = 0;
     std::size_t cache_bytes = 0;
     std::size_t prefix_cache_bytes = 0;
@@ -86,14 +90,23 @@ class Engine {
   StepRunner::NewSequence sequence_of(RequestId id) const;
   void catch_up();
   void try_step();
-  bool run(const StepPlan& plan, std::vector<std::span<float>>& rows);
-  void blame(const StepPlan& plan, const std::string& message);
-  void hand_out(const StepPlan::Slice& slice, std::span<float> row);
   struct Job {
     std::unique_ptr<RequestRun> run;
     bool has_sequence = false;  // in the runner, under the request's id
     bool is_resumed = false;    // it has lost a cache before
+    bool has_drafts = true;     // until making them fails
   };
+  /// A step's drafts behind each slice, and what the runner returned.
+  struct Step {
+    std::vector<std::vector<TokenId>> drafts;
+    std::vector<std::span<float>> rows;
+    Planner::StepTimes times;
+  };
+  void draft(const StepPlan& plan, Step& step);
+  bool run(const StepPlan& plan, Step& step);
+  void blame(const StepPlan& plan, const std::string& message);
+  void hand_out(const StepPlan::Slice& slice, std::span<const TokenId> drafts, std::span<float> rows);
+  std::optional<FinishReason> push(RequestId id, std::span<const TokenId> drafts, std::span<float> rows);
 
   void retire(RequestId id, Job& job);
   void drop(RequestId id, Job& job);
@@ -171,13 +184,15 @@ void Engine::try_step() {
   for (const RequestId id : plan.paged_out) retire(id, jobs_.at(id));
   for (const auto& [id, message] : std::exchange(failed_starts_, {})) fail(id, message);
   if (plan.slices.empty()) return;
-  std::vector<std::span<float>> rows;
-  if (!run(plan, rows)) return;
+  Step step;
+  draft(plan, step);
+  if (!run(plan, step)) return;
   planner_.commit(plan);
+  planner_.observe(plan, step.times);
   ++report_.n_steps;
   for (const StepPlan::Slice& slice : plan.slices) planner_.set_cache_bytes(slice.id, runner_.cache_bytes(slice.id));
   update_report();
-  for (std::size_t i = 0; i < plan.slices.size(); ++i) hand_out(plan.slices[i], rows[i]);
+  for (std::size_t i = 0; i < plan.slices.size(); ++i) hand_out(plan.slices[i], step.drafts[i], step.rows[i]);
 }
 
 std::optional<Planner::Restored> Engine::start(RequestId id, std::size_t max_cache_bytes) {
@@ -202,18 +217,48 @@ std::optional<Planner::Restored> Engine::start(RequestId id, std::size_t max_cac
   }
 }
 
+/// A request whose drafts can't be made goes on without.
+void Engine::draft(const StepPlan& plan, Step& step) {
+  const Clock::time_point begin = Clock::now();
+  step.drafts.resize(plan.slices.size());
+  for (std::size_t i = 0; i < plan.slices.size(); ++i) {
+    const auto& [id, n_tokens, completes_known, n_drafts] = plan.slices[i];
+    Job& job = jobs_.at(id);
+    if (n_drafts == 0 || !job.has_drafts) continue;
+    try {
+      std::vector<TokenId> drafts = runner_.propose(id, job.run->tokens(), n_drafts);
+      check_drafts(drafts, n_drafts, runner_.n_vocab());
+      step.times.n_drafts += static_cast<int>(drafts.size());
+      step.drafts[i] = std::move(drafts);
+    } catch (...) {
+      job.has_drafts = false;
+    }
+  }
+  step.times.drafting_s = std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 /// Returns false if the step failed; the requests at fault have ended or will be computed alone.
-bool Engine::run(const StepPlan& plan, std::vector<std::span<float>>& rows) {
+bool Engine::run(const StepPlan& plan, Step& step) {
   std::vector<StepRunner::Slice> slices;
-  for (const StepPlan::Slice& slice : plan.slices) {
+  std::vector<std::vector<TokenId>> drafted(plan.slices.size());
+  for (std::size_t i = 0; i < plan.slices.size(); ++i) {
+    const StepPlan::Slice& slice = plan.slices[i];
     const auto first = static_cast<std::size_t>(planner_.n_cached(slice.id));
     const RequestRun& run = *jobs_.at(slice.id).run;
-    const std::span<const TokenId> tokens = run.tokens();
-    slices.push_back({slice.id, tokens.subspan(first, static_cast<std::size_t>(slice.n_tokens)),
-                      slice.completes_known && !run.is_embedding(), run.is_embedding()});
+    std::span<const TokenId> tokens = std::span(run.tokens()).subspan(first, static_cast<std::size_t>(slice.n_tokens));
+    const std::vector<TokenId>& drafts = step.drafts[i];
+    if (!drafts.empty()) {
+      drafted[i] = {tokens.front()};
+      drafted[i].insert(drafted[i].end(), drafts.begin(), drafts.end());
+      tokens = drafted[i];
+    }
+    slices.push_back({slice.id, tokens, slice.completes_known && !run.is_embedding(), run.is_embedding(),
+                      static_cast<int>(drafts.size())});
   }
   try {
-    rows = runner_.run(slices);
+    const Clock::time_point begin = Clock::now();
+    step.rows = runner_.run(slices);
+    step.times.pass_s = std::chrono::duration<double>(Clock::now() - begin).count();
     return true;
   } catch (...) {
     blame(plan, message_of(std::current_exception()));
@@ -222,7 +267,8 @@ bool Engine::run(const StepPlan& plan, std::vector<std::span<float>>& rows) {
 }
 
 void Engine::blame(const StepPlan& plan, const std::string& message) {
-  if (plan.slices.size() == 1) return fail(plan.slices.front().id, message);
+  const bool is_alone = plan.slices.size() == 1 && plan.slices.front().n_drafts == 0;
+  if (is_alone) return fail(plan.slices.front().id, message);
   for (const StepPlan::Slice& slice : plan.slices) {
     planner_.isolate(slice.id);
     if (runner_.offset(slice.id) == planner_.n_cached(slice.id)) continue;
@@ -231,23 +277,38 @@ void Engine::blame(const StepPlan& plan, const std::string& message) {
   }
 }
 
-void Engine::hand_out(const StepPlan::Slice& slice, std::span<float> row) {
+void Engine::hand_out(const StepPlan::Slice& slice, std::span<const TokenId> drafts, std::span<float> rows) {
   RequestRun& run = *jobs_.at(slice.id).run;
   run.report_prefill(planner_.n_cached(slice.id));
-  if (run.is_deaf()) return finish(slice.id, FinishReason::kCancelled);
-  if (run.is_embedding()) run.add_states(row, slice.n_tokens);
+  if (run.is_deaf() && drafts.empty()) return finish(slice.id, FinishReason::kCancelled);
+  if (run.is_embedding()) run.add_states(rows, slice.n_tokens);
   if (!slice.completes_known) return;
-  const int n_before = run.counts().completion_tokens;
+  const Counts before = run.counts();
   std::optional<FinishReason> reason;
+  std::optional<std::string> failure;
   try {
-    reason = run.is_embedding() ? run.push_embedding(Clock::now()) : run.push(row, Clock::now());
+    reason = run.is_embedding() ? run.push_embedding(Clock::now()) : push(slice.id, drafts, rows);
   } catch (...) {
-    report_.n_completion_tokens += static_cast<std::uint64_t>(run.counts().completion_tokens - n_before);
-    return fail(slice.id, message_of(std::current_exception()));
+    failure = message_of(std::current_exception());
   }
-  report_.n_completion_tokens += static_cast<std::uint64_t>(run.counts().completion_tokens - n_before);
+  const auto grown = [](int now, int then) { return static_cast<std::uint64_t>(now - then); };
+  report_.n_completion_tokens += grown(run.counts().completion_tokens, before.completion_tokens);
+  report_.n_drafted_tokens += grown(run.counts().drafted_tokens, before.drafted_tokens);
+  report_.n_accepted_tokens += grown(run.counts().accepted_tokens, before.accepted_tokens);
+  if (!drafts.empty()) ++report_.n_draft_rounds;
+  if (failure) return fail(slice.id, *failure);
   if (reason) return finish(slice.id, *reason);
-  planner_.append_token(slice.id);
+  planner_.append_token(slice.id, run.max_drafts());
+}
+
+/// Judges the drafts, and has the runner keep those that are right.
+std::optional<FinishReason> Engine::push(RequestId id, std::span<const TokenId> drafts, std::span<float> rows) {
+  const RequestRun::Round round = jobs_.at(id).run->push(rows, drafts, Clock::now());
+  if (drafts.empty()) return round.reason;
+  runner_.keep_drafts(id, round.n_accepted);
+  planner_.accept_drafts(id, static_cast<int>(drafts.size()), round.n_judged, round.n_accepted);
+  planner_.set_cache_bytes(id, runner_.cache_bytes(id));
+  return round.reason;
 }
 
 /// The cache may be kept: for later requests, and for this one if it goes on.
@@ -429,6 +490,8 @@ PlannerOptions Scheduler::planner_options(const StepRunner& runner) const {
   options.prefill_tokens_per_step = options_.prefill_tokens_per_step;
   options.cost = runner.cost();
   options.max_cache_bytes = options_.max_cache_bytes;
+  options.max_drafts = runner.max_drafts();
+  options.adapts_drafts = runner.adapts_drafts();
   return options;
 }
 
@@ -487,6 +550,9 @@ ServiceStats Scheduler::stats() const {
   stats.n_prompt_tokens = report_.n_prompt_tokens;
   stats.n_cached_tokens = report_.n_cached_tokens;
   stats.n_completion_tokens = report_.n_completion_tokens;
+  stats.n_drafted_tokens = report_.n_drafted_tokens;
+  stats.n_accepted_tokens = report_.n_accepted_tokens;
+  stats.n_draft_rounds = report_.n_draft_rounds;
   stats.n_steps = report_.n_steps;
   stats.cache_bytes = report_.cache_bytes;
   stats.prefix_cache_bytes = report_.prefix_cache_bytes;

@@ -119,6 +119,7 @@ struct ServiceStats {
   std::uint64_t n_completion_tokens = 0;
   std::uint64_t n_drafted_tokens = 0;
   std::uint64_t n_accepted_tokens = 0;
+  std::uint64_t n_draft_rounds = 0;  // a request's parts of steps that had drafts
   std::uint64_t n_steps = 0;
   std::size_t cache_bytes = 0;         // of running requests
   std::size_t prefix_cache_bytes = 0;  // kept for later ones

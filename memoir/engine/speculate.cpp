@@ -63,6 +63,18 @@ std::vector<TokenId> NgramDrafter::propose(std::span<const TokenId> tokens, int 
   return {};
 }
 
+void check_drafts(std::span<const TokenId> drafts, int n_max, int n_vocab) {
+  if (drafts.size() > static_cast<std::size_t>(n_max)) {
+    throw std::invalid_argument("[engine.generate] the drafter proposed " + std::to_string(drafts.size()) +
+                                " tokens, expected at most " + std::to_string(n_max));
+  }
+  for (const TokenId token : drafts) {
+    if (token >= 0 && token < n_vocab) continue;
+    throw std::invalid_argument("[engine.generate] the drafter proposed token " + std::to_string(token) +
+                                ", outside the vocabulary of " + std::to_string(n_vocab));
+  }
+}
+
 Verdict judge(Sampler& sampler, std::span<float> logits, TokenId draft) {
   const TokenId token = sampler.sample(logits);
   return {token, token == draft};

@@ -10,6 +10,7 @@
 // token. So the same seed gives the same tokens with any drafter and without one; penalties, bias and filters see the
 // drafts before as they see any token.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <unordered_map>
@@ -58,6 +59,9 @@ class Drafter {
   /// takes in as many more.
   virtual int lookahead() const { return 0; }
 
+  /// What it keeps for the text, in caches.
+  virtual std::size_t size_bytes() const { return 0; }
+
   /// What has been learned of how many of its drafts pay.
   DraftLength& length() { return length_; }
 
@@ -91,6 +95,9 @@ class NgramDrafter final : public Drafter {
   // For each length, where what follows the n-gram begins, at its last place before the text's end.
   std::vector<std::unordered_map<std::uint64_t, std::size_t>> follows_;
 };
+
+/// Throws std::invalid_argument if a drafter proposed more than n_max tokens, or one outside the vocabulary.
+void check_drafts(std::span<const TokenId> drafts, int n_max, int n_vocab);
 
 struct Verdict {
   TokenId token;     // the next token, whatever the draft

@@ -25,8 +25,9 @@ class StepRunner {
   struct Slice {
     SequenceId sequence;
     std::span<const TokenId> tokens;  // at least one
-    bool wants_logits;                // of the last token
+    bool wants_logits;                // of the last token, with drafts of every token
     bool wants_states = false;        // of every token, behind the final norm; not together with logits
+    int n_drafts = 0;                 // the last of the tokens, behind a single other one: keep_drafts() settles them
   };
 
   /// A sequence that begins, or goes on without the cache that it had.
@@ -45,6 +46,8 @@ class StepRunner {
   virtual int n_vocab() const = 0;
   virtual int context() const = 0;  // the most tokens of a sequence
   virtual CacheCost cost() const = 0;
+  virtual int max_drafts() const = 0;      // in a slice; 0: it has nothing to draft with
+  virtual bool adapts_drafts() const = 0;  // as many as pay; else always as many as are of use
 
   /// Begins a sequence: with what is kept of its tokens from others, or empty. Returns its offset, at most
   /// tokens.size() - 1.
@@ -54,11 +57,19 @@ class StepRunner {
   /// min_gain tokens at least. Returns its offset, at most tokens.size() - 1.
   virtual int catch_up(const NewSequence& sequence, int min_gain) = 0;
 
-  /// Runs all slices, each of another sequence. Returns for each a row of V logits, or the states of its tokens one
-  /// after the other, or nothing, as it wants; rows belong to the runner, may be written to, and live until the next
-  /// call of run().
-  /// On a throw no sequence has moved, except that one whose cache is lost has offset 0.
+  /// Guesses at what follows `text`, at most n_max (1 to max_drafts()), maybe none. text: what the sequence holds, and
+  /// one token more. On a throw the sequence is as before.
+  virtual std::vector<TokenId> propose(SequenceId sequence, std::span<const TokenId> text, int n_max) = 0;
+
+  /// Runs all slices, each of another sequence. Returns for each a row of V logits (1 + n_drafts rows, one after the
+  /// other), or the states of its tokens likewise, or nothing, as it wants; rows belong to the runner, may be written
+  /// to, and live until the next call of run(). On a throw no sequence has moved, except that one whose cache is lost
+  /// has offset 0.
   virtual std::vector<std::span<float>> run(std::span<const Slice> slices) = 0;
+
+  /// Of a slice with drafts that was run the token and the first n_drafts of these stay. To be called before anything
+  /// else is asked of the sequence but its offset, its bytes and its end, where it then holds none of that slice.
+  virtual void keep_drafts(SequenceId sequence, int n_drafts) = 0;
 
   /// Tokens in the sequence's cache.
   virtual int offset(SequenceId sequence) const = 0;

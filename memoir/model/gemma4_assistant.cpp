@@ -1,6 +1,7 @@
 #include "memoir/model/gemma4_assistant.h"
 
 #include <mlx/ops.h>
+#include <mlx/transforms.h>
 
 #include <cmath>
 #include <string>
@@ -117,8 +118,10 @@ std::optional<Gemma4Assistant::Clusters> Gemma4Assistant::read_clusters(Weights&
     fields.fail("centroid_intermediate_top_k", "is " + std::to_string(n_chosen) + " of " + std::to_string(n));
   }
   const mx::array tokens = weights.indices("masked_embedding.token_ordering", config_.vocab_size, config_.vocab_size);
-  return Clusters{read_linear(weights, "masked_embedding.centroids", n, config_.hidden_size, false),
-                  mx::reshape(tokens, {n, config_.vocab_size / n}), n_chosen};
+  mx::array by_cluster = mx::reshape(tokens, {n, config_.vocab_size / n});
+  mx::eval(by_cluster);  // another thread may run the assistant
+  return Clusters{read_linear(weights, "masked_embedding.centroids", n, config_.hidden_size, false), by_cluster,
+                  n_chosen};
 }
 
 void Gemma4Assistant::check_fits(const Model& target) const {

@@ -191,7 +191,9 @@ void Store::record(Lease& lease, const cache::ModelCache& cache) noexcept {
     const std::vector<PlannedCheckpoint> due = std::exchange(lease.due_, {});
     auto checkpoints = lease.capture_.take(parts);
     for (std::size_t i = 0; i < checkpoints.size(); ++i) {
-      if (checkpoints[i]) insert(lease, parts, due[i].offset, std::move(checkpoints[i]), due[i].rule);
+      // Drafts that were taken back since may lie behind it.
+      if (checkpoints[i] && due[i].offset <= cache.offset())
+        insert(lease, parts, due[i].offset, std::move(checkpoints[i]), due[i].rule);
     }
     if (lease.pass_from_ < lease.n_prompt_) insert(lease, parts, cache.offset(), nullptr, {});
   } catch (...) {
