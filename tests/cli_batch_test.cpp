@@ -139,10 +139,26 @@ TEST_F(CliBatch, ChatsWithoutMessagesOrThatTheTemplateRefusesAreTold) {
   EXPECT_TRUE(results[1].value("error", "").starts_with("stdin:2: ")) << outcome.out;
 }
 
+TEST_F(CliBatch, DraftsChangeNoAnswer) {
+  std::string lines;
+  for (int i = 0; i < 8; ++i) {
+    json tokens = json::array();
+    for (int k = 0; k < 40; ++k) tokens.push_back(k % (5 + i));
+    lines += json{{"tokens", tokens}, {"n", 30}, {"temperature", i % 2}, {"seed", i}}.dump() + "\n";
+  }
+  const std::string command = "generate -m " + tiny() + " --batch - ";
+  std::map<int, json> plain = results_of(run(command, lines));
+  for (const std::string& draft : {std::string("ngram"), tiny()}) {
+    std::map<int, json> drafted = results_of(run(command + "--draft " + draft, lines));
+    ASSERT_EQ(drafted.size(), 8U);
+    for (const auto& [index, result] : plain) EXPECT_EQ(drafted[index]["tokens"], result["tokens"]) << draft;
+  }
+}
+
 TEST_F(CliBatch, RefusesWhatCannotBe) {
   expect_failure("generate -m " + tiny() + " --batch nowhere.jsonl", 1, "nowhere.jsonl");
   expect_failure("generate -m " + tiny() + " --batch " + tiny(), 1, "directory");
-  for (const char* options : {" --json", " -p x", " --draft ngram", " --prompt-cache c", " --batch-size 0"}) {
+  for (const char* options : {" --json", " -p x", " --prompt-cache c", " --batch-size 0"}) {
     EXPECT_EQ(run("generate -m " + tiny() + " --batch -" + options).status, 2) << options;
   }
   EXPECT_EQ(run("generate -m " + tiny() + " --tokens 1 --batch-size 2").status, 2);

@@ -56,6 +56,14 @@ class CliServe : public test::Cli {
     ASSERT_GT(port_, 0) << log();
   }
 
+  // As at the test's end, so that another can be served.
+  void stop() {
+    ::kill(pid_, SIGTERM);
+    for (int i = 0; i < 200 && ::kill(pid_, 0) == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    pid_ = 0;
+    port_ = 0;
+  }
+
   std::string log() const { return test::read_file(in_folder("log")); }
 
   json ask(const std::string& method, const std::string& what, const json& body, int status = 200) const {
@@ -147,6 +155,70 @@ TEST_F(CliServe, SeveralPackagesNamedOneByOneKeepTheirNames) {
   }
   serve("-m first -m second");
   EXPECT_EQ(listed(), (std::set<std::string>{"first", "second"}));
+}
+
+// Texts that repeat themselves, so that there is something to guess; sampled, penalized, stopped, and held to JSON.
+TEST_F(CliServe, DraftsChangeNoAnswer) {
+  const path model = whole_model("whole");
+  std::vector<json> requests;
+  for (int i = 0; i < 4; ++i) {
+    json prompt = json::array();
+    for (int k = 0; k < 60; ++k) prompt.push_back(k % (4 + i));
+    requests.push_back({{"prompt", prompt}, {"max_tokens", 60}, {"temperature", i % 2}, {"seed", i}, {"logprobs", 2}});
+  }
+  requests[2]["frequency_penalty"] = 0.5;
+  requests[3]["response_format"] = {{"type", "json_object"}};
+  std::vector<json> plain;
+  std::uint64_t n_drafted = 0;
+  for (const std::string draft : {"none", "ngram", "whole"}) {
+    serve("-m " + model.string() + " --draft " + draft);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      json answer = ask("POST", "/v1/completions", requests[i]);
+      const json details = answer["usage"].value("completion_tokens_details", json::object());
+      n_drafted += details.value("accepted_prediction_tokens", 0) + details.value("rejected_prediction_tokens", 0);
+      if (draft == "none") plain.push_back(answer["choices"]);
+      EXPECT_EQ(answer["choices"], plain[i]) << draft << i;
+      if (draft == "none") {
+        EXPECT_FALSE(answer["usage"].contains("completion_tokens_details"));
+      }
+    }
+    RawClient client(port_);
+    client.send_request("GET", "/metrics", "");
+    const std::string metrics = client.read_response().body;
+    EXPECT_NE(metrics.find("\nmemoir_draft_rounds_total " + std::string(draft == "none" ? "0\n" : "")),
+              std::string::npos);
+    stop();
+  }
+  EXPECT_GT(n_drafted, 0U);
+}
+
+TEST_F(CliServe, DraftsThatCannotBeServedAreRefusedWithTheReason) {
+  const path model = whole_model("whole");
+  expect_failure("serve --port 0 -m " + model.string() + " --draft auto", 1, "carries no head");
+  expect_failure("serve --port 0 -m " + model.string() + " --draft nowhere", 1, "nowhere");
+  expect_failure("serve --port 0 -m " + model.string() + " --draft " + (test::data("qwen3_next")).string(), 2,
+                 "another vocabulary");
+  expect_failure("serve --port 0 --models-dir " + models_.string() + " --draft whole", 2,
+                 "--draft whole: is for one model");
+}
+
+TEST_F(CliServe, OfSeveralModelsThoseThatCarryNoDraftAreServedWithout) {
+  const path whole = whole_model("whole");
+  test::write_file(folder_.path() / "Modelfile", "FROM " + whole.string() + "\nDRAFT " + tiny());
+  ASSERT_EQ(run("create pair -f " + in_folder("Modelfile")).status, 0);
+  serve("--models-dir " + models_.string() + " --draft auto");
+  json prompt = json::array();
+  for (int k = 0; k < 20; ++k) prompt.push_back(k % 4);
+  json choices;
+  for (const std::string name : {"whole", "pair"}) {
+    json answer =
+        ask("POST", "/v1/completions", {{"model", name}, {"prompt", prompt}, {"max_tokens", 60}, {"temperature", 0}});
+    EXPECT_EQ(answer["usage"].contains("completion_tokens_details"), name == "pair") << answer["usage"];
+    if (name == "whole") choices = answer["choices"];
+    EXPECT_EQ(answer["choices"], choices);
+  }
+  EXPECT_NE(log().find("whole: no drafts: "), std::string::npos) << log();
+  EXPECT_EQ(log().find("pair: no drafts: "), std::string::npos) << log();
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "memoir/server/log.h"
 #include "memoir/server/metrics.h"
 #include "memoir/server/openai_request.h"
+#include "memoir/server/openai_response.h"
 #include "memoir/server/request_json.h"
 #include "memoir/server/worker_threads.h"
 #include "served_fake.h"
@@ -189,6 +190,17 @@ TEST(Prompt, AModelWithoutATemplateHasNoChat) {
   const Json messages = Json::parse(R"([{"role": "user", "content": "x"}])");
   EXPECT_THROW(chat_prompt(model, {messages, nullptr, nullptr}), ApiError);
   EXPECT_FALSE(text_prompt(model, "").tokens.empty());
+}
+
+TEST(OpenAiUsage, TellsOfDraftsWhereThereWereAny) {
+  Generation::Usage usage;
+  usage.completion_tokens = 9;
+  EXPECT_FALSE(openai_usage(usage).contains("completion_tokens_details"));
+  usage.drafted_tokens = 7;
+  usage.accepted_tokens = 5;
+  const Json details = openai_usage(usage)["completion_tokens_details"];
+  EXPECT_EQ(details["accepted_prediction_tokens"], 5);
+  EXPECT_EQ(details["rejected_prediction_tokens"], 2);
 }
 
 }  // namespace

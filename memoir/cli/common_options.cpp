@@ -13,10 +13,10 @@
 #include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/text_checks.h"
-#include "memoir/engine/assistant_drafter.h"
 #include "memoir/engine/draft_model.h"
-#include "memoir/engine/mtp_drafter.h"
 #include "memoir/kernels/device.h"
+#include "memoir/model/gemma4_assistant.h"
+#include "memoir/model/mtp_head.h"
 
 namespace mx = mlx::core;
 
@@ -216,24 +216,41 @@ void DraftOptions::leave_out_default(const std::string& reason) {
   draft_.clear();
 }
 
-std::unique_ptr<engine::Drafter> DraftOptions::make(const std::string& model, const model::LoadedModel& loaded) {
-  if (draft_ == "ngram") return std::make_unique<engine::NgramDrafter>();
+engine::Drafting DraftOptions::made(const std::string& model, const model::LoadedModel& loaded,
+                                    std::optional<int> n_at_once) const {
+  if (draft_ == "ngram") return engine::draft_by_lookup();
   const FreedBlocksReturn while_loading;
-  if (draft_ == "auto") {
-    return std::make_unique<engine::MtpDrafter>(model::load_mtp_head(resolve_model(model)), *loaded.model);
-  }
+  if (draft_ == "auto") return engine::draft_with_head(model::load_mtp_head(resolve_model(model)), *loaded.model);
   const std::filesystem::path path = resolve_model(draft_);
   if (model::is_gemma4_assistant(path)) {
-    return std::make_unique<engine::AssistantDrafter>(model::load_gemma4_assistant(path), *loaded.model);
+    return engine::draft_with_assistant(model::load_gemma4_assistant(path), *loaded.model);
   }
-  model_ = model::load_model(path);
-  check_same_vocabulary(loaded, *model_, "--draft " + draft_);
-  return std::make_unique<engine::DraftModel>(*model_->model, loaded.model->config().vocab_size);
+  const auto draft = std::make_shared<const model::LoadedModel>(model::load_model(path));
+  check_same_vocabulary(loaded, *draft, "--draft " + draft_);
+  try {
+    return engine::draft_with_model(draft, n_at_once);
+  } catch (const std::invalid_argument& error) {
+    throw UsageError("--draft " + draft_ + ": " + error.what());
+  }
+}
+
+std::optional<engine::Drafting> DraftOptions::drafting(const std::string& model, const model::LoadedModel& loaded,
+                                                       const cache::CacheOptions& caches, int n_at_once) const {
+  if (!is_used()) return std::nullopt;
+  engine::Drafting drafting = made(model, loaded, n_at_once);
+  drafting.max_drafts = max_drafts_;
+  try {
+    engine::check_takes_drafts_back(loaded.model->make_cache(caches), max_drafts_);
+  } catch (const std::invalid_argument& error) {
+    throw UsageError("--draft " + draft_ + ": " + error.what());
+  }
+  return drafting;
 }
 
 void DraftOptions::use(const std::string& model, const model::LoadedModel& loaded, engine::GenerateOptions& options) {
-  if (draft_.empty() || draft_ == "none") return;
-  drafter_ = make(model, loaded);
+  if (!is_used()) return;
+  drafting_ = made(model, loaded, std::nullopt);
+  drafter_ = drafting_->make(*loaded.model);
   options.drafter = drafter_.get();
   options.max_drafts = max_drafts_;
 }

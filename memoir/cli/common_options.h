@@ -3,6 +3,7 @@
 // Options that several subcommands share, and what they are for: loading a model and choosing tokens.
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "memoir/engine/drafting.h"
 #include "memoir/engine/generate.h"
 #include "memoir/model/load.h"
 #include "memoir/model/package.h"
@@ -85,11 +87,29 @@ class DraftOptions {
   /// What a package says, for options that are not given.
   void use_defaults(const model::Package& package);
 
-  /// Makes the drafter, if one is asked for, and has `options` use it. It lives as long as this.
-  /// Throws UsageError if the draft model's vocabulary is another than the model's, UnsupportedError for an assistant
-  /// that was made for another model.
-  /// model: what the model was named. Throws UnsupportedError for "auto" where it carries no head.
+  /// Makes the drafter, if one is asked for, and has `options` use it. It lives as long as this. Throws as drafting(),
+  /// but for the model's caches.
   void use(const std::string& model, const model::LoadedModel& loaded, engine::GenerateOptions& options);
+
+  /// What a service's drafts come from, nullopt where none are asked for. model: what the model was named, or its path;
+  /// caches: what it runs with; n_at_once: as engine::DraftModel.
+  /// Throws UsageError if the draft model's vocabulary is another than the model's, or caches can't take drafts back,
+  /// its own or the model's; UnsupportedError for an assistant that was made for another model, and for "auto" where
+  /// the model carries no head.
+  std::optional<engine::Drafting> drafting(const std::string& model, const model::LoadedModel& loaded,
+                                           const cache::CacheOptions& caches, int n_at_once) const;
+
+  /// Has "auto" mean the draft that a package carries, if there is one.
+  void use_for_auto(const std::optional<std::filesystem::path>& draft) {
+    if (draft && draft_ == "auto") draft_ = draft->string();
+  }
+
+  bool is_used() const { return !draft_.empty() && draft_ != "none"; }
+
+  /// Whether it is meant for whatever model there is: nothing, "ngram" or "auto".
+  bool is_for_any() const { return !is_used() || draft_ == "ngram" || draft_ == "auto"; }
+
+  const std::string& name() const { return draft_; }
 
   /// Whether the user asked for one, whatever the package has.
   bool is_asked_for() const { return option_->count() > 0 && draft_ != "none"; }
@@ -99,14 +119,14 @@ class DraftOptions {
   void leave_out_default(const std::string& reason);
 
  private:
-  std::unique_ptr<engine::Drafter> make(const std::string& model, const model::LoadedModel& loaded);
+  engine::Drafting made(const std::string& model, const model::LoadedModel& loaded, std::optional<int> n_at_once) const;
 
   std::string draft_;  // "ngram", "auto", a model or an assistant; empty or "none": none
   CLI::Option* option_ = nullptr;
   CLI::Option* max_option_ = nullptr;
   int max_drafts_ = 8;
-  std::optional<model::LoadedModel> model_;
-  std::unique_ptr<engine::Drafter> drafter_;
+  std::optional<engine::Drafting> drafting_;  // before the drafter, which refers to it
+  std::shared_ptr<engine::Drafter> drafter_;
 };
 
 /// --context-shift: a text that goes on when the context is full.

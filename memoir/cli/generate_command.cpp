@@ -102,6 +102,10 @@ nlohmann::ordered_json json_of(const engine::BatchResult& result, nlohmann::orde
   json["prefill_s"] = result.counts.prefill_s;
   json["decode_s"] = result.counts.decode_s;
   json["finish_reason"] = engine::finish_reason_name(result.finish_reason);
+  if (result.counts.drafted_tokens > 0) {
+    json["drafted"] = result.counts.drafted_tokens;
+    json["accepted"] = result.counts.accepted_tokens;
+  }
   return json;
 }
 
@@ -184,6 +188,7 @@ int run_batch(const GenerateArguments& arguments) {
   service_options.prefix_cache_directory = arguments.prefix_cache.directory(arguments.run.model);
   const cache::CacheOptions caches = arguments.kv.cache_options(loaded.model->config());
   arguments.prefix_cache.check(true, caches);
+  service_options.drafting = arguments.draft.drafting(arguments.run.model, loaded, caches, options.prefill_chunk);
   const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), service_options, caches);
   ProgressLine progress("requests");
   engine::generate_batch(
@@ -246,7 +251,6 @@ void check_samples(const GenerateArguments& arguments) {
 
 // What a package drafts with is no reason to refuse what can't be drafted for.
 void leave_out_draft(GenerateArguments& arguments) {
-  if (!arguments.batch_file.empty()) arguments.draft.leave_out_default("--batch");
   if (arguments.n_samples > 1) arguments.draft.leave_out_default("--n");
   if (arguments.shift.is_used()) arguments.draft.leave_out_default("--context-shift");
 }
@@ -349,7 +353,7 @@ void add_generate_command(CLI::App& app, Action& action) {
       ->transform(whole_number(1, 256))
       ->capture_default_str()
       ->needs(batch);
-  for (const char* name : {"--json", "--prompt-cache", "--draft", "--quantized-kv-start", "--n", "--context-shift"}) {
+  for (const char* name : {"--json", "--prompt-cache", "--quantized-kv-start", "--n", "--context-shift"}) {
     batch->excludes(command->get_option(name));
   }
   command->callback([arguments, &action] { action = [arguments] { return run_generate(*arguments); }; });

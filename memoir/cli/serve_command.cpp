@@ -75,7 +75,10 @@ void serve_one(const ServeArguments& arguments, server::ApiServer& server, const
   const std::string own_name = served_name(find_model(arguments.serving.run.model));
   const std::string name = arguments.alias.empty() ? own_name : arguments.alias;
   server::ServedModel model = served_model(loaded, path, name, arguments.serving);
-  const std::unique_ptr<engine::Service> service = served_engine(std::move(loaded), path, arguments.serving);
+  ServingOptions serving = arguments.serving;
+  if (const auto package = find_package(serving.run.model)) serving.draft.use_for_auto(package->draft);
+  serving.service.drafting = served_drafting(loaded, path, serving);
+  const std::unique_ptr<engine::Service> service = served_engine(std::move(loaded), path, serving);
   const StopSignals signals;
   server.set_ready(std::move(model), *service, cache_hooks(*service));
   server.log().write("info", "ready", {{"address", address}, {"model", name}});
@@ -111,6 +114,10 @@ int run_serve(ServeArguments arguments) {
   const bool has_several = arguments.models.size() > 1 || !arguments.models_dir.empty();
   if (arguments.models.empty() && arguments.models_dir.empty()) {
     throw UsageError("--model or --models-dir is required");
+  }
+  if (has_several && !arguments.serving.draft.is_for_any()) {
+    throw UsageError("--draft " + arguments.serving.draft.name() +
+                     ": is for one model; for several, ngram or auto (what each carries)");
   }
   if (has_several && !arguments.alias.empty()) throw UsageError("--alias is for one model");
   if (!arguments.models_dir.empty() && !fs::is_directory(arguments.models_dir)) {
@@ -176,6 +183,7 @@ void add_service_options(CLI::App& command, ServeArguments& arguments) {
   whole("--prefill-chunk", arguments.serving.service.prefill_tokens_per_step, 1, 1 << 20,
         "tokens of prompts in one step")
       ->capture_default_str();
+  arguments.serving.draft.add_to(command);
   arguments.serving.prefix_cache.add_to(
       command, "requests have computed, for later ones; of several models divided among\nthose that may be loaded");
   whole("--max-context", arguments.max_context, 1, 1 << 30, "tokens of a prompt and its answer (default: the model's)");

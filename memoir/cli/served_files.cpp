@@ -33,12 +33,14 @@ bool is_gguf(const fs::path& path) {
 // What a package, or a model by itself, is read from.
 struct Source {
   fs::path model;
+  std::optional<fs::path> draft = std::nullopt;
   std::optional<std::string> chat_template = std::nullopt;  // instead of the model's own
 
   explicit Source(const fs::path& path) : model(path) {
     if (!model::is_package(path)) return;
     model::Package package = model::read_package(path);
     model = std::move(package.model);
+    draft = std::move(package.draft);
     chat_template = std::move(package.modelfile.chat_template);
   }
 
@@ -146,6 +148,12 @@ server::ServedModel served_model(const model::LoadedModel& loaded, const fs::pat
                               .n_vocab = config.vocab_size,
                               .details = details_of(config, path, loaded.model->size_bytes()),
                               .n_embedding = config.hidden_size});
+}
+
+std::optional<engine::Drafting> served_drafting(const model::LoadedModel& loaded, const fs::path& path,
+                                                const ServingOptions& options) {
+  const cache::CacheOptions caches = options.kv.cache_options(loaded.model->config());
+  return options.draft.drafting(path.string(), loaded, caches, options.service.prefill_tokens_per_step);
 }
 
 std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const fs::path& path,
@@ -259,7 +267,14 @@ server::ModelSource::Loaded ServedFiles::load(const std::string& name) {
   if (loaded.tokenizer) source.use_template(*loaded.tokenizer);
   for (const std::string& note : loaded.notes) report(name + ": " + note);
   server::ServedModel model = served_model(loaded, source.model, name, options_);
-  std::shared_ptr<engine::Service> service = served_engine(std::move(loaded), source.model, options_);
+  ServingOptions serving = options_;
+  serving.draft.use_for_auto(source.draft);
+  try {
+    serving.service.drafting = served_drafting(loaded, source.model, serving);
+  } catch (const std::exception& error) {
+    report(name + ": no drafts: " + error.what());
+  }
+  std::shared_ptr<engine::Service> service = served_engine(std::move(loaded), source.model, serving);
   server::CacheHooks hooks = cache_hooks(*service);
   return {std::move(model), std::move(service), std::move(hooks)};
 }

@@ -25,6 +25,7 @@ struct ServingOptions {
   KvArguments kv;
   engine::ServiceOptions service;  // but for the directory, which follows from the next for each model
   PrefixCacheArguments prefix_cache;
+  DraftOptions draft;
   std::function<void(const std::string& why)> on_warning = {};  // of its directory, from any thread
 };
 
@@ -34,6 +35,10 @@ std::string served_name(const std::filesystem::path& path);
 /// What the server must know of a loaded model. Throws UnsupportedError if it has no tokenizer.
 server::ServedModel served_model(const model::LoadedModel& loaded, const std::filesystem::path& path,
                                  const std::string& name, const ServingOptions& options);
+
+/// What its drafts come from, by options.draft. Throws as DraftOptions::drafting.
+std::optional<engine::Drafting> served_drafting(const model::LoadedModel& loaded, const std::filesystem::path& path,
+                                                const ServingOptions& options);
 
 /// The engine for it, which takes the model.
 std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const std::filesystem::path& path,
@@ -48,9 +53,10 @@ class ServedFiles : public server::ModelSource {
   using OnSkipped = std::function<void(const std::filesystem::path&, const std::string& why)>;
 
   /// models: paths, of packages (model/package.h) their folders; folder: every model and package directly in it, as it
-  /// is at the time, or empty. A package's draft, parameters and messages are not used. What lacks a configuration, a
-  /// tokenizer or weights is left out, and so is what leads nowhere or is no file. Of a name that comes twice the
-  /// first is taken, and a path before the folder's. Throws UsageError for paths of one name.
+  /// is at the time, or empty. A package's parameters and messages are not used, its draft where
+  /// drafts are "auto". A model that can't have the drafts that are asked for is served without, which stderr says.
+  /// What lacks a configuration, a tokenizer or weights is left out, and so is what leads nowhere or is no file. Of a
+  /// name that comes twice the first is taken, and a path before the folder's. Throws UsageError for paths of one name.
   ServedFiles(std::vector<std::filesystem::path> models, std::filesystem::path folder, ServingOptions options,
               OnSkipped on_skipped);
 

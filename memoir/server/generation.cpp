@@ -182,6 +182,8 @@ Generation::Usage Generation::usage() const {
       usage.cached_tokens += text.counts.cached_tokens;
     }
     usage.completion_tokens += text.has_ended ? text.counts.completion_tokens : text.n_tokens;
+    usage.drafted_tokens += text.counts.drafted_tokens;
+    usage.accepted_tokens += text.counts.accepted_tokens;
     usage.prefill_s += text.counts.prefill_s;
     usage.decode_s += text.counts.decode_s;
     usage.queued_s += text.counts.queued_s;

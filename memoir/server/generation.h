@@ -106,6 +106,8 @@ class Generation {
     int prompt_tokens = 0;
     int cached_tokens = 0;
     int completion_tokens = 0;
+    int drafted_tokens = 0;
+    int accepted_tokens = 0;  // of those
     double prefill_s = 0;
     double decode_s = 0;
     double queued_s = 0;

@@ -44,6 +44,8 @@ std::string engine_text(const engine::ServiceStats& stats) {
   text += counter("memoir_completion_tokens_total", "Tokens generated", stats.n_completion_tokens);
   text += counter("memoir_drafted_tokens_total", "Tokens drafted", stats.n_drafted_tokens);
   text += counter("memoir_accepted_tokens_total", "Drafted tokens that were right", stats.n_accepted_tokens);
+  text += counter("memoir_draft_rounds_total", "Passes with drafts, counted for each request in them",
+                  stats.n_draft_rounds);
   text += counter("memoir_steps_total", "Steps of the engine", stats.n_steps);
   text += gauge("memoir_cache_bytes", "Bytes of running requests' caches", stats.cache_bytes);
   text += gauge("memoir_prefix_cache_bytes", "Bytes kept for later requests", stats.prefix_cache_bytes);
@@ -115,6 +117,7 @@ void add_counts(engine::ServiceStats& sum, const engine::ServiceStats& more) {
   sum.n_completion_tokens += more.n_completion_tokens;
   sum.n_drafted_tokens += more.n_drafted_tokens;
   sum.n_accepted_tokens += more.n_accepted_tokens;
+  sum.n_draft_rounds += more.n_draft_rounds;
   sum.n_steps += more.n_steps;
 }
 

@@ -73,10 +73,15 @@ std::string openai_finish_reason(engine::FinishReason reason, bool has_calls) {
 }
 
 Json openai_usage(const Generation::Usage& usage) {
-  return {{"prompt_tokens", usage.prompt_tokens},
-          {"completion_tokens", usage.completion_tokens},
-          {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+  Json json = {{"prompt_tokens", usage.prompt_tokens},
+               {"completion_tokens", usage.completion_tokens},
+               {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
+               {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+  if (usage.drafted_tokens > 0) {
+    json["completion_tokens_details"] = {{"accepted_prediction_tokens", usage.accepted_tokens},
+                                         {"rejected_prediction_tokens", usage.drafted_tokens - usage.accepted_tokens}};
+  }
+  return json;
 }
 
 Json logprob_list(const text::Tokenizer& tokenizer, const std::vector<TokenLogprob>& logprobs) {

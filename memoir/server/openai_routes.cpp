@@ -221,6 +221,9 @@ void note_usage(Exchange& exchange, const Generation::Usage& usage) {
   exchange.note("prompt_tokens", usage.prompt_tokens);
   exchange.note("cached_tokens", usage.cached_tokens);
   exchange.note("completion_tokens", usage.completion_tokens);
+  if (usage.drafted_tokens == 0) return;
+  exchange.note("drafted_tokens", usage.drafted_tokens);
+  exchange.note("accepted_tokens", usage.accepted_tokens);
 }
 
 std::optional<ApiError> failure_of(const Update& update) {
