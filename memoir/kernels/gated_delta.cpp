@@ -26,7 +26,8 @@ class GatedDeltaPrimitive : public RecurrentPrimitive {
         has_gates_(input.gates.has_value()),
         normalizes_(input.normalizes),
         eps_(input.eps),
-        scale_(input.scale) {}
+        scale_(input.scale),
+        has_tiled_values_(input.has_tiled_values) {}
   DEFINE_NAME(GatedDelta)
 
   // inputs: queries, keys, values, decays, betas, the gates' arrays, state.
@@ -54,6 +55,7 @@ class GatedDeltaPrimitive : public RecurrentPrimitive {
     args.normalizes = normalizes_;
     args.eps = eps_;
     args.scale = scale_;
+    args.has_tiled_values = has_tiled_values_;
     args.y = allocate(outputs[0]);
     args.prepared = temporary(cpu::prepared_floats(args));
     queue_with(states_of(has_state_ ? &next() : nullptr, inputs, outputs),
@@ -69,6 +71,7 @@ class GatedDeltaPrimitive : public RecurrentPrimitive {
   bool normalizes_;
   float eps_;
   float scale_;
+  bool has_tiled_values_;
 };
 
 void check(const GatedDelta& input, const RecurrenceOptions& options) {
@@ -126,6 +129,11 @@ Recurrence composed_gated_delta(const GatedDelta& input, const RecurrenceOptions
     keys = normalized(keys, input.eps);
   }
   queries = mx::multiply(queries, mx::array(input.scale));
+  if (input.has_tiled_values) {  // MLX's kernel shares a key head between neighbours: heads in turn have one each
+    const int n_times = input.values.shape(2) / keys.shape(2);
+    queries = mx::tile(queries, {1, 1, n_times, 1});
+    keys = mx::tile(keys, {1, 1, n_times, 1});
+  }
   mx::array decays = as_float32(input.decays);
   mx::array betas = as_float32(input.betas);
   if (input.gates) {

@@ -2,7 +2,8 @@
 
 // The gated delta rule (Gated DeltaNet, arXiv:2412.06464) of Qwen3-Next, Qwen3.5 and their like.
 //
-// For each token, with S [Dv, Dk] the state of a value head and q, k those of key head h / (Hv / Hk):
+// For each token, with S [Dv, Dk] the state of a value head and q, k those of key head h / (Hv / Hk), or, where values
+// are tiled, h % Hk:
 //   S = exp(decay) S,   S = S + beta (v - S k) k^T,   y = S q
 // as transformers' torch_recurrent_gated_delta_rule. Sums and state are float32.
 
@@ -32,6 +33,7 @@ struct GatedDelta {
   bool normalizes = false;  // queries and keys to length 1: x / sqrt(sum x^2 + eps)
   float eps = 1e-6F;
   float scale = 1;  // of the queries, after that; usually 1 / sqrt(Dk)
+  bool has_tiled_values = false;
 };
 
 /// Returns y [B, T, Hv, Dv] in the values' type and states [B, Hv, Dv, Dk] float32. Lazy. On the CPU inputs are

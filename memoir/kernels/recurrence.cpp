@@ -84,18 +84,23 @@ cpu::TokenRows RecurrentPrimitive::token_rows(const mx::array& x) {
 
 RecurrentPrimitive::States RecurrentPrimitive::states_of(const mx::array* initial, const std::vector<mx::array>& inputs,
                                                          std::vector<mx::array>& outputs) {
-  States states;
   release_inputs(inputs, outputs);
-  if (initial && is_takeable(*initial)) {
-    outputs[1].copy_shared_buffer(*initial);
-    states.args.final = outputs[1].data<float>();
-    states.args.initial = states.args.final;
-  } else {
-    if (initial) states.args.initial = floats_of(*initial);
-    states.args.final = allocate(outputs[1]);
-  }
+  States states{state_in(initial, outputs[1]), {}};
   for (std::size_t i = 2; i < outputs.size(); ++i) states.captured.push_back(allocate(outputs[i]));
   return states;
+}
+
+cpu::StateArgs RecurrentPrimitive::state_in(const mx::array* initial, mx::array& output) {
+  cpu::StateArgs args;
+  if (initial && is_takeable(*initial)) {
+    output.copy_shared_buffer(*initial);
+    args.final = output.data<float>();
+    args.initial = args.final;
+  } else {
+    if (initial) args.initial = floats_of(*initial);
+    args.final = allocate(output);
+  }
+  return args;
 }
 
 Recurrence make_recurrence(const RecurrenceShape& shape, const RecurrenceOptions& options,

@@ -48,6 +48,9 @@ class RecurrentPrimitive : public CpuPrimitive {
   States states_of(const mlx::core::array* initial, const std::vector<mlx::core::array>& inputs,
                    std::vector<mlx::core::array>& outputs);
 
+  /// Of one output, the state after `initial` (null: zeros), once the inputs are released.
+  cpu::StateArgs state_in(const mlx::core::array* initial, mlx::core::array& output);
+
   /// Queues work(states), the operation's steps and spans among them.
   template <typename Work>
   void queue_with(States states, Work work) {

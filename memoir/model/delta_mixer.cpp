@@ -38,6 +38,11 @@ kernels::Linear some_rows(const kernels::Weight& stored, const std::vector<int>&
   return {kernels::prepared(kernels::chosen_rows(stored, rows))};
 }
 
+// Of normalized queries.
+float key_scale(const DeltaSizes& sizes) {
+  return 1 / std::sqrt(static_cast<float>(sizes.key_dim));
+}
+
 mx::array float_vector(Weights& weights, const std::string& name, int size) {
   mx::array values = mx::astype(weights.vector(name, size), mx::float32);
   mx::eval(values);
@@ -130,21 +135,16 @@ kernels::GatedDelta DeltaRule::input(const mx::array& convolved, const mx::array
         mx::slice(convolved, {0, 0, begin}, {convolved.shape(0), convolved.shape(1), begin + n * size});
     return mx::reshape(some, {convolved.shape(0), convolved.shape(1), n, size});
   };
-  // The rule shares a key head between neighbours; heads in turn have one each.
-  const int n_times = sizes.has_tiled_values ? sizes.values_per_key() : 1;
-  const auto key_part = [&](int begin) {
-    const mx::array heads = part(begin, sizes.n_key_heads, sizes.key_dim);
-    return n_times == 1 ? heads : mx::tile(heads, {1, 1, n_times, 1});
-  };
-  kernels::GatedDelta input{key_part(0),
-                            key_part(sizes.keys()),
+  kernels::GatedDelta input{part(0, sizes.n_key_heads, sizes.key_dim),
+                            part(sizes.keys(), sizes.n_key_heads, sizes.key_dim),
                             part(2 * sizes.keys(), sizes.n_value_heads, sizes.value_dim),
                             decays,
                             betas,
                             state,
                             gates};
   input.normalizes = true;
-  input.scale = 1 / std::sqrt(static_cast<float>(sizes.key_dim));
+  input.scale = key_scale(sizes);
+  input.has_tiled_values = sizes.has_tiled_values;
   return input;
 }
 
@@ -169,17 +169,44 @@ mx::array DeltaRule::operator()(const mx::array& joined, const mx::array& decays
   return passed.y;
 }
 
-mx::array DeltaMixer::operator()(const mx::array& x, const Step& step, const CachePlace& place,
-                                 const mx::array& residual) const {
+std::optional<mx::array> DeltaMixer::at_once(const mx::array& x, const kernels::Norm& norm, const Step& step,
+                                             const CachePlace& place, const mx::array& residual) const {
+  const DeltaSizes& sizes = rule_.sizes;
+  const std::optional<kernels::Norm> input_norm = norm;
+  const kernels::DeltaBlock block{input_norm,
+                                  projections_.joined,
+                                  projections_.gates,
+                                  projections_.decays,
+                                  projections_.betas,
+                                  rule_.convolution,
+                                  sizes.n_key_heads,
+                                  sizes.n_value_heads,
+                                  sizes.key_dim,
+                                  sizes.value_dim,
+                                  sizes.has_tiled_values,
+                                  rule_.gates,
+                                  key_scale(sizes),
+                                  norm_,
+                                  out_};
+  if (!kernels::is_block(block, x)) return std::nullopt;
+  return mix_at_once(x, step, place, [&](std::vector<kernels::MixerStates> before) {
+    return kernels::delta_block(x, block, std::move(before), residual);
+  });
+}
+
+mx::array DeltaMixer::operator()(const mx::array& x, const kernels::Norm& norm, const Step& step,
+                                 const CachePlace& place, const mx::array& residual) const {
+  if (std::optional<mx::array> at_once = this->at_once(x, norm, step, place, residual)) return *at_once;
+  const mx::array in = kernels::norm(x, norm);
   const mx::array passed =
       by_sequence(step,
-                  {kernels::linear(x, projections_.joined), kernels::linear(x, projections_.decays),
-                   kernels::linear(x, projections_.betas)},
+                  {kernels::linear(in, projections_.joined), kernels::linear(in, projections_.decays),
+                   kernels::linear(in, projections_.betas)},
                   [&](const std::vector<mx::array>& rows, cache::ModelCache& cache) {
                     return rule_(rows[0], rows[1], rows[2], recurrent_cache(cache, place));
                   });
   const mx::array y = mx::flatten(kernels::norm(passed, norm_), 2, 3);
-  const mx::array gated = kernels::gate_product(kernels::linear(x, projections_.gates), y, kernels::Gate::kSilu);
+  const mx::array gated = kernels::gate_product(kernels::linear(in, projections_.gates), y, kernels::Gate::kSilu);
   return kernels::linear(gated, out_, residual);
 }
 

@@ -68,9 +68,9 @@ class DeltaMixer {
 
   std::unique_ptr<cache::LayerCache> make_cache() const;
 
-  /// x: [B, T, hidden], normed; place: of the mixer's cache. Returns the layer's output + residual. Lazy.
-  mlx::core::array operator()(const mlx::core::array& x, const Step& step, const CachePlace& place,
-                              const mlx::core::array& residual) const;
+  /// x: [B, T, hidden]; norm: of it; place: of the mixer's cache. Returns the layer's output + residual. Lazy.
+  mlx::core::array operator()(const mlx::core::array& x, const kernels::Norm& norm, const Step& step,
+                              const CachePlace& place, const mlx::core::array& residual) const;
 
   std::size_t size_bytes() const;
 
@@ -88,6 +88,10 @@ class DeltaMixer {
                                                                  const DeltaSizes& sizes);
   static std::pair<kernels::Linear, kernels::Linear> read_rule_gates(Weights& weights, const std::string& module,
                                                                      const DeltaSizes& sizes);
+
+  /// The mixer as one operation, where that can be.
+  std::optional<mlx::core::array> at_once(const mlx::core::array& x, const kernels::Norm& norm, const Step& step,
+                                          const CachePlace& place, const mlx::core::array& residual) const;
 
   Projections projections_;
   DeltaRule rule_;

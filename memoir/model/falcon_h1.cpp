@@ -171,7 +171,7 @@ class FalconH1Layer : public DecoderLayer {
   }
 
   mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
-    const mx::array mixed = mixer_(kernels::norm(x, mixer_norm_), step, {index, 0}, std::nullopt);
+    const mx::array mixed = mixer_(x, mixer_norm_, step, {index, 0}, std::nullopt);
     const mx::array attended = attend(x, attention_norm_, attention_, step, {index, 1}, std::nullopt);
     const mx::array y = mx::add(x, mx::add(times(mixed, left_.mixer_out), times(attended, left_.attention_out)));
     return mx::add(y, times(feed_forward(kernels::norm(y, mlp_norm_)), left_.mlp_down));

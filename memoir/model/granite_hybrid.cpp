@@ -115,7 +115,7 @@ class GraniteLayer : public DecoderLayer {
   }
 
   mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
-    const mx::array mixed = mixer_ ? (*mixer_)(kernels::norm(x, mixer_norm_), step, index, std::nullopt)
+    const mx::array mixed = mixer_ ? (*mixer_)(x, mixer_norm_, step, index, std::nullopt)
                                    : attend(x, mixer_norm_, *attention_, step, index, std::nullopt);
     const mx::array y = added(x, mixed);
     return added(

@@ -35,7 +35,7 @@ class Mamba2Layer : public DecoderLayer {
   }
 
   mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
-    return mixer_(kernels::norm(x, norm_), step, index, x);
+    return mixer_(x, norm_, step, index, x);
   }
 
   std::size_t size_bytes() const override { return norm_.weight.nbytes() + mixer_.size_bytes(); }

@@ -134,9 +134,23 @@ std::unique_ptr<cache::LayerCache> MambaMixer::make_cache() const {
       cache::RecurrentShape{sizes.width - 1, sizes.channels(), {sizes.n_heads, sizes.head_dim, sizes.state}});
 }
 
-mx::array MambaMixer::operator()(const mx::array& x, const Step& step, const CachePlace& place,
-                                 const std::optional<mx::array>& residual) const {
-  mx::array joined = kernels::linear(x, in_);
+std::optional<mx::array> MambaMixer::at_once(const mx::array& x, const kernels::Norm& norm, const Step& step,
+                                             const CachePlace& place, const std::optional<mx::array>& residual) const {
+  const MambaSizes& sizes = scan_.sizes;
+  const std::optional<kernels::Norm> input_norm = norm;
+  const kernels::MambaBlock block{input_norm,     in_,         scan_.convolution, sizes.n_heads, sizes.head_dim,
+                                  sizes.n_groups, sizes.state, scan_.a,           scan_.d,       scan_.dt_bias,
+                                  scan_.limits,   group_norm_, plain_norm_.eps,   norm_weight_,  out_};
+  if (multipliers_ || !kernels::is_block(block, x)) return std::nullopt;
+  return mix_at_once(x, step, place, [&](std::vector<kernels::MixerStates> before) {
+    return kernels::mamba_block(x, block, std::move(before), residual);
+  });
+}
+
+mx::array MambaMixer::operator()(const mx::array& x, const kernels::Norm& norm, const Step& step,
+                                 const CachePlace& place, const std::optional<mx::array>& residual) const {
+  if (std::optional<mx::array> y = at_once(x, norm, step, place, residual)) return *y;
+  mx::array joined = kernels::linear(kernels::norm(x, norm), in_);
   if (multipliers_) joined = mx::multiply(joined, mx::astype(*multipliers_, joined.dtype()));
   const auto columns = [&](int begin, int n) {
     return mx::slice(joined, {0, 0, begin}, {joined.shape(0), joined.shape(1), begin + n});

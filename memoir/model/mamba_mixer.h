@@ -15,6 +15,7 @@
 
 #include "memoir/cache/recurrent.h"
 #include "memoir/kernels/linear.h"
+#include "memoir/kernels/mixer_block.h"
 #include "memoir/kernels/norm.h"
 #include "memoir/kernels/selective_scan.h"
 #include "memoir/kernels/short_convolution.h"
@@ -63,7 +64,7 @@ struct MambaTraits {
   bool has_convolution_bias = true;
 
   /// A norm of each group's columns: none, or behind the gate or before it.
-  enum class GroupNorm { kNone, kBehindGate, kBeforeGate };
+  using GroupNorm = kernels::GroupNorm;
   GroupNorm group_norm = GroupNorm::kBehindGate;
 
   /// What in_proj makes is multiplied by: the gate, x, B, C, the time steps. Empty: by nothing.
@@ -104,13 +105,18 @@ class MambaMixer {
 
   std::unique_ptr<cache::LayerCache> make_cache() const;
 
-  /// x: [B, T, hidden], normed; place: of the mixer's cache. Returns the mixer's output (+ residual). Lazy.
-  mlx::core::array operator()(const mlx::core::array& x, const Step& step, const CachePlace& place,
-                              const std::optional<mlx::core::array>& residual) const;
+  /// x: [B, T, hidden]; norm: of it; place: of the mixer's cache. Returns the mixer's output (+ residual). Lazy.
+  mlx::core::array operator()(const mlx::core::array& x, const kernels::Norm& norm, const Step& step,
+                              const CachePlace& place, const std::optional<mlx::core::array>& residual) const;
 
   std::size_t size_bytes() const;
 
  private:
+  /// The mixer as one operation, where that can be.
+  std::optional<mlx::core::array> at_once(const mlx::core::array& x, const kernels::Norm& norm, const Step& step,
+                                          const CachePlace& place,
+                                          const std::optional<mlx::core::array>& residual) const;
+
   /// y through the gate, and the norm where there is one. Both [B, T, inner].
   mlx::core::array gated(const mlx::core::array& gate, const mlx::core::array& y) const;
   mlx::core::array normed(const mlx::core::array& y) const;

@@ -135,8 +135,8 @@ class Qwen3NextLayer : public DecoderLayer {
   }
 
   mx::array forward(const mx::array& x, Step& step, std::size_t index) const override {
-    const mx::array y = delta_ ? (*delta_)(kernels::norm(x, mixer_norm_), step, index, x)
-                               : attend(x, mixer_norm_, *attention_, step, index, x);
+    const mx::array y =
+        delta_ ? (*delta_)(x, mixer_norm_, step, index, x) : attend(x, mixer_norm_, *attention_, step, index, x);
     return mlp_ ? kernels::gated_mlp(y, mlp_norm_, *mlp_, y) : mix(kernels::norm(y, mlp_norm_), *mixture_, y);
   }
 

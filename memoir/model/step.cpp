@@ -60,6 +60,26 @@ void put_states(cache::RecurrentCache& cache, int n_tokens, const kernels::Recur
             std::move(replay));
 }
 
+std::optional<mx::array> mix_at_once(const mx::array& x, const Step& step, const CachePlace& place,
+                                     const MixerFunction& run) {
+  if (step.cells) return std::nullopt;
+  for (const StepSequence& sequence : step.sequences) {
+    const cache::RecurrentCache& cache = recurrent_cache(*sequence.cache, place);
+    if (!cache.capture_steps(sequence.n_tokens).empty()) return std::nullopt;
+  }
+  std::vector<kernels::MixerStates> before;
+  for (const StepSequence& sequence : step.sequences) {
+    cache::RecurrentState states = recurrent_cache(*sequence.cache, place).get(x.shape(0), x.dtype());
+    before.push_back({sequence.n_tokens, std::move(*states.tail), std::move(*states.state)});
+  }
+  kernels::MixerOutput output = run(std::move(before));
+  for (std::size_t i = 0; i < output.states.size(); ++i) {
+    const kernels::MixerStates& after = output.states[i];
+    recurrent_cache(*step.sequences[i].cache, place).put({after.tail, after.state}, after.n_tokens);
+  }
+  return output.y;
+}
+
 mx::array first_tokens(const mx::array& x, int n_tokens) {
   mx::Shape end = x.shape();
   end[1] = n_tokens;

@@ -21,6 +21,7 @@
 #include "memoir/cache/cell_caches.h"
 #include "memoir/cache/recurrent.h"
 #include "memoir/kernels/attention.h"
+#include "memoir/kernels/mixer_block.h"
 #include "memoir/kernels/recurrence.h"
 #include "memoir/kernels/rope.h"
 
@@ -72,6 +73,15 @@ struct CachePlace {
 /// Throw std::invalid_argument if there is none of that sort.
 cache::AttentionCache& attention_cache(const cache::ModelCache& cache, const CachePlace& place);
 cache::RecurrentCache& recurrent_cache(const cache::ModelCache& cache, const CachePlace& place);
+
+/// A recurrent layer's mixer as one operation, from the states before the step: mamba_block() or delta_block().
+using MixerFunction = std::function<kernels::MixerOutput(std::vector<kernels::MixerStates> before)>;
+
+/// What `run` makes of x [B, T, ...], of the states in the caches at `place`, which then hold those behind the step's
+/// tokens. Lazy. Null, the caches unchanged, where that can't be: in a pass over cells, or if a cache asks for states
+/// inside the step.
+std::optional<mlx::core::array> mix_at_once(const mlx::core::array& x, const Step& step, const CachePlace& place,
+                                            const MixerFunction& run);
 
 /// Appends each sequence's rows to its attention cache at `place`, or all of them to the cells. Lazy.
 /// keys: [B, Hkv, T, Dk], values: [B, Hkv, T, Dv]. Throws as AttentionCache::update or CellCaches::update.

@@ -1,28 +1,9 @@
 #include "memoir/kernels/cpu/attention_block.h"
 
-#include "memoir/kernels/cpu/scratch.h"
+#include "memoir/kernels/cpu/pieces.h"
 
 namespace memoir::kernels::cpu {
 namespace {
-
-// Cuts one buffer into pieces: counted first, then handed out.
-class Pieces {
- public:
-  /// n floats, at a multiple of 64 bytes. Null while the buffer is not there.
-  float* take(std::size_t n) {
-    float* piece = memory_ ? memory_ + n_taken_ : nullptr;
-    n_taken_ += (n + kLanes - 1) / kLanes * kLanes;
-    return piece;
-  }
-  void place_in(Scratch& scratch) {
-    memory_ = scratch.floats(n_taken_);
-    n_taken_ = 0;
-  }
-
- private:
-  float* memory_ = nullptr;
-  std::size_t n_taken_ = 0;
-};
 
 // What lies between the calls.
 struct Between {

@@ -2,7 +2,8 @@
 
 // The gated delta rule (Gated DeltaNet, arXiv:2412.06464), token by token. No MLX.
 //
-// Each value head h has a state S [Dv, Dk]; it reads the queries and keys of key head h / (Hv / Hk). For each token
+// Each value head h has a state S [Dv, Dk]; it reads the queries and keys of key head h / (Hv / Hk), or, where values
+// are tiled, h % Hk. For each token
 //   memory = g S k,   delta = beta (v - memory),   S = g S + delta k^T,   y = S q
 // which is computed from the sums S k and S q over the old state, read together, as memory = g (S k) and
 // y = g (S q) + (q k) delta.
@@ -21,6 +22,7 @@ struct GatedDeltaArgs {
   int n_value_heads = 0;  // a multiple of n_key_heads
   int key_dim = 0;
   int value_dim = 0;
+  bool has_tiled_values = false;
 
   TokenRows queries;  // [B, T, Hk, Dk]
   TokenRows keys;     // [B, T, Hk, Dk]

@@ -137,7 +137,8 @@ void delta_tokens(const GatedDeltaArgs& args, const StateBlock& at, int begin, i
   using F = typename S::F;
   const PreparedDelta prepared(args);
   const int n = args.key_dim;
-  const int key_head = at.head / (args.n_value_heads / args.n_key_heads);
+  const int key_head =
+      args.has_tiled_values ? at.head % args.n_key_heads : at.head / (args.n_value_heads / args.n_key_heads);
   const std::ptrdiff_t y_stride = static_cast<std::ptrdiff_t>(args.n_value_heads) * args.value_dim;
   float* y = args.y + static_cast<std::ptrdiff_t>(at.sequence) * args.n_tokens * y_stride +
              static_cast<std::ptrdiff_t>(at.head) * args.value_dim + at.row_begin;
