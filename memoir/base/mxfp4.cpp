@@ -7,19 +7,19 @@ namespace memoir {
 namespace {
 
 constexpr std::size_t kBytes = kMxfp4Group / 2;
-constexpr unsigned kLargestExponent = 252;
+constexpr unsigned kLargestExponent = 251;
 
-// Twice the value of each 4-bit float, plus 12.
-constexpr std::array<std::uint8_t, 16> kCodes = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+// Twice the value of each 4-bit float, plus 16.
+constexpr std::array<std::uint8_t, 16> kCodes = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 // 2^(e - 128) as bfloat16: below 2^-126 a multiple of 2^-133.
 std::uint16_t scale_bits(unsigned e) {
   return static_cast<std::uint16_t>(e >= 2 ? (e - 1) << 7 : 0x20U << e);
 }
 
-// -12 * 2^(e - 128) = -1.5 * 2^(e - 125).
+// -16 * 2^(e - 128).
 std::uint16_t bias_bits(unsigned e) {
-  return static_cast<std::uint16_t>(0x8000U | ((e + 2) << 7) | 0x40U);
+  return static_cast<std::uint16_t>(0x8000U | ((e + 3) << 7));
 }
 
 std::array<std::uint8_t, kMxfp4Group> group_codes(const std::byte* bytes, Mxfp4Order order) {

@@ -4,9 +4,9 @@
 // MLX's affine form, which the kernels multiply with. No MLX.
 //
 // A 4-bit float (E2M1: sign in bit 3, two bits of exponent, one of fraction) is a multiple of 0.5 from -6 to 6: twice
-// it plus 12 is a code c of 5 bits, and the value 2^(e - 127) * (c - 12) / 2. So the scale is 2^(e - 128), the bias -12
-// times that: both exact in bfloat16, and so is the value in float32. 6 bits a value where MXFP4 takes 4.25. No state,
-// any thread.
+// it plus 16 is a code c of 5 bits, and the value 2^(e - 127) * (c - 16) / 2. So the scale is 2^(e - 128), the bias -16
+// times that: both exact in bfloat16, and so is the value in float32. The bias is what the scale implies, and packed
+// weights leave it out: 5.5 bits a value where MXFP4 takes 4.25. No state, any thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +39,7 @@ struct Mxfp4Groups {
   Mxfp4Order order;
 };
 
-/// Returns false if an exponent is above 252, with which the bias passes bfloat16 (255 stands for NaN); `out` is then
+/// Returns false if an exponent is above 251, with which the bias passes bfloat16 (255 stands for NaN); `out` is then
 /// partly written. The number of groups is that of out.scales; std::invalid_argument if the spans don't fit each other.
 [[nodiscard]] bool mxfp4_to_affine(const Mxfp4Groups& groups, const Mxfp4Affine& out);
 
