@@ -35,7 +35,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/memoir/ DESTINATION ${CMAKE_INSTALL_INCL
         # What only the sources beside it include.
         PATTERN "text/jinja_*.h" EXCLUDE
         REGEX "/text/(json_node|tokenizer_parts|tokenizer_components|gguf_pretokenizers)\\.h$" EXCLUDE
-        REGEX "/kernels/cpu/(.*_impl|simd_.*|kernel_sets|pause|scratch)\\.h$" EXCLUDE)
+        REGEX "/kernels/cpu/(.*_impl|simd_.*|kernel_sets|pause|pieces|scratch)\\.h$" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 install(EXPORT memoirTargets NAMESPACE memoir:: DESTINATION ${_package_dir})
