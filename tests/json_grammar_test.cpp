@@ -300,7 +300,7 @@ TEST(GrammarProcessor, RandomTokensMakeJsonOfTheSchema) {
   int n_whole = 0;
   for (unsigned seed = 0; seed < 200; ++seed) {
     std::mt19937 random(seed);
-    GrammarProcessor processor(constraint, {{end}, {}});
+    GrammarProcessor processor({{constraint}}, {end});
     std::string text;
     for (int step = 0; step < 300; ++step) {
       std::vector<float> logits(pieces.size() + 3, 1);  // models have more logits than tokens
@@ -335,8 +335,8 @@ TEST(GrammarProcessor, BeginsWithItsPrefixAndEndsOnlyWhereTheTextMay) {
   const auto pieces = vocabulary();
   const auto end = static_cast<TokenId>(pieces.size() - 1);
   const auto schema = std::make_shared<const JsonSchema>(JsonSchema::parse(Json::parse(R"({"const": 1})")));
-  GrammarProcessor processor(std::make_shared<Constraint>(schema, std::make_shared<const JsonVocabulary>(pieces)),
-                             {{end}, {'h', 'i'}});
+  const auto constraint = std::make_shared<Constraint>(schema, std::make_shared<const JsonVocabulary>(pieces));
+  GrammarProcessor processor({{constraint, {'h', 'i'}}}, {end});
   const auto only = [&](TokenId expected) {
     std::vector<float> logits(pieces.size(), 0.5F);
     processor.apply(logits);
@@ -356,6 +356,45 @@ TEST(GrammarProcessor, BeginsWithItsPrefixAndEndsOnlyWhereTheTextMay) {
   EXPECT_THROW(processor.accept('2'), std::invalid_argument);
   processor.accept('1');
   only(end);
+}
+
+// Of "hot" with 1 behind it, "hip" with 2 and "x" with 3 the tokens that are chosen decide.
+TEST(GrammarProcessor, OfSeveralPrefixesTheModelTakesOneWithItsGrammar) {
+  const auto pieces = vocabulary();
+  const auto end = static_cast<TokenId>(pieces.size() - 1);
+  const auto words = std::make_shared<const JsonVocabulary>(pieces);
+  const auto constant = [&](int value) {
+    return std::make_shared<Constraint>(std::make_shared<const JsonSchema>(JsonSchema::parse({{"const", value}})),
+                                        words);
+  };
+  const std::vector<GrammarProcessor::Branch> branches = {
+      {constant(1), {'h', 'o', 't'}}, {constant(2), {'h', 'i', 'p'}}, {constant(3), {'x'}}};
+  const auto allowed = [&](GrammarProcessor& processor) {
+    std::vector<float> logits(pieces.size(), 0.5F);
+    processor.apply(logits);
+    std::set<TokenId> result;
+    for (std::size_t id = 0; id < logits.size(); ++id) {
+      const bool is_blank = !pieces[id].empty() && std::string(" \t\r\n").find(pieces[id][0]) != std::string::npos;
+      if (logits[id] > -1e9F && !is_blank) result.insert(static_cast<TokenId>(id));
+    }
+    return result;
+  };
+  const std::vector<std::pair<std::string, char>> texts = {{"hot", '1'}, {"hip", '2'}, {"x", '3'}};
+  for (const auto& [text, value] : texts) {
+    GrammarProcessor processor(branches, {end});
+    EXPECT_EQ(allowed(processor), (std::set<TokenId>{'h', 'x'}));
+    for (const char c : text) {
+      EXPECT_TRUE(allowed(processor).contains(c));
+      EXPECT_THROW(processor.accept('z'), std::invalid_argument);
+      processor.accept(c);
+    }
+    EXPECT_EQ(allowed(processor), (std::set<TokenId>{value}));
+    processor.accept(value);
+    EXPECT_EQ(allowed(processor), (std::set<TokenId>{end}));
+  }
+  EXPECT_THROW(GrammarProcessor({}, {end}), std::invalid_argument);
+  EXPECT_THROW(GrammarProcessor({{constant(1), {'h'}}, {constant(2), {'h', 'i'}}}, {end}), std::invalid_argument);
+  EXPECT_THROW(GrammarProcessor({{constant(1)}, {constant(2)}}, {end}), std::invalid_argument);
 }
 
 TEST(TokenTrie, HoldsEveryTokenOnceBehindItsBytes) {

@@ -347,6 +347,40 @@ TEST_F(OpenAi, ACallCanBeRequired) {
   }
 }
 
+// The name stands before the JSON there: it is chosen first, and then its own parameters hold.
+TEST_F(OpenAi, ACallCanBeRequiredOfAModelWithChannels) {
+  start(answering("I would rather talk."), {},
+        "{% if tools %}<|channel|>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant",
+        {"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"});
+  Json body = chat();
+  body["tools"] = Json::array();
+  for (const char* name : {"weather", "water"}) {
+    body["tools"].push_back({{"type", "function"},
+                             {"function",
+                              {{"name", name},
+                               {"parameters",
+                                {{"type", "object"},
+                                 {"properties", {{"of", {{"const", name}}}}},
+                                 {"required", Json::array({"of"})},
+                                 {"additionalProperties", false}}}}}});
+  }
+  const std::vector<Json> choices = {"required", {{"type", "function"}, {"function", {{"name", "water"}}}}};
+  for (const Json& choice : choices) {
+    body["tool_choice"] = choice;
+    const Json answer = complete(body).json();
+    ASSERT_TRUE(answer.contains("choices")) << answer;
+    ASSERT_EQ(answer["choices"][0]["finish_reason"], "tool_calls") << answer;
+    const Json& calls = answer["choices"][0]["message"]["tool_calls"];
+    ASSERT_EQ(calls.size(), 1U);
+    const std::string name = calls[0]["function"]["name"];
+    EXPECT_TRUE(name == "water" || (name == "weather" && choice == "required"));
+    EXPECT_EQ(Json::parse(calls[0]["function"]["arguments"].get<std::string>()), (Json{{"of", name}}));
+  }
+  body["tools"][0]["function"]["name"] = "the weather";
+  body["tool_choice"] = "required";
+  expect_bad("/v1/chat/completions", body, "tools");
+}
+
 TEST_F(OpenAi, MarkersThatAreSpecialTokensAreSeen) {
   start(answering("[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}]"), {},
         "{% if tools %}[TOOL_CALLS]{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}", {"[TOOL_CALLS]"});

@@ -152,11 +152,15 @@ TEST(ToolCalls, OnlyMarkersOfTheFormatAreWanted) {
   EXPECT_TRUE(OutputParser(kQwen3).wants("<think>"));
 }
 
-TEST(ToolCalls, ACallCanBeForcedWhereTheFormatIsJsonBehindAPrefix) {
+TEST(ToolCalls, ACallCanBeForcedInEveryFormat) {
   EXPECT_EQ(forced_call(ToolFormat::kHermes).prefix, "<tool_call>\n");
   EXPECT_STREQ(forced_call(ToolFormat::kLlama3).arguments_key, "parameters");
   EXPECT_TRUE(forced_call(ToolFormat::kMistral).is_list);
-  EXPECT_THROW(forced_call(ToolFormat::kHarmony), ApiError);
+  // As the published template writes it behind <|start|>assistant.
+  const ForcedCall harmony = forced_call(ToolFormat::kHarmony);
+  EXPECT_EQ(harmony.arguments_key, nullptr);
+  EXPECT_EQ(harmony.prefix + "f" + harmony.behind_name,
+            "<|channel|>commentary to=functions.f <|constrain|>json<|message|>");
 }
 
 // However often an end tag comes in vain: linear, and nothing is lost.

@@ -56,21 +56,44 @@ void Constraint::walk(const TokenTrie& trie, JsonGrammar::State state, std::vect
   }
 }
 
-GrammarProcessor::GrammarProcessor(std::shared_ptr<Constraint> constraint, Options options)
-    : constraint_(std::move(constraint)), options_(std::move(options)), state_(constraint_->grammar().start()) {}
+GrammarProcessor::GrammarProcessor(std::vector<Branch> branches, std::vector<TokenId> end_tokens)
+    : branches_(std::move(branches)), end_tokens_(std::move(end_tokens)) {
+  if (branches_.empty()) throw std::invalid_argument("[grammar] there is no branch");
+  for (std::size_t i = 0; i < branches_.size(); ++i) {
+    for (std::size_t k = 0; k < branches_.size(); ++k) {
+      const auto& [a, b] = std::pair(branches_[i].prefix, branches_[k].prefix);
+      if (i == k || a.size() > b.size() || !std::equal(a.begin(), a.end(), b.begin())) continue;
+      throw std::invalid_argument("[grammar] the prefix of branch " + std::to_string(k) +
+                                  " begins with that of branch " + std::to_string(i));
+    }
+  }
+  settle();
+}
+
+// Where a prefix is done only its branch is left.
+void GrammarProcessor::settle() {
+  if (branches_.front().prefix.size() > n_prefix_done_) return;
+  constraint_ = branches_.front().constraint;
+  state_ = constraint_->grammar().start();
+}
+
+void GrammarProcessor::apply_prefix(std::span<float> logits) const {
+  std::vector<std::pair<std::size_t, float>> allowed;
+  for (const Branch& branch : branches_) {
+    const auto id = static_cast<std::size_t>(branch.prefix[n_prefix_done_]);
+    if (id >= logits.size()) throw std::invalid_argument("[grammar.apply] a token of the prefix has no logit");
+    allowed.emplace_back(id, logits[id]);
+  }
+  std::fill(logits.begin(), logits.end(), kForbidden);
+  for (const auto& [id, logit] : allowed) logits[id] = branches_.size() == 1 ? 0 : logit;
+}
 
 void GrammarProcessor::apply(std::span<float> logits) {
-  if (n_prefix_done_ < options_.prefix.size()) {
-    const auto only = static_cast<std::size_t>(options_.prefix[n_prefix_done_]);
-    if (only >= logits.size()) throw std::invalid_argument("[grammar.apply] a token of the prefix has no logit");
-    std::fill(logits.begin(), logits.end(), kForbidden);
-    logits[only] = 0;
-    return;
-  }
+  if (is_in_prefix()) return apply_prefix(logits);
   const std::vector<std::uint64_t>& mask = constraint_->allowed(state_);
   const bool can_end = constraint_->grammar().can_end(state_);
   std::vector<std::pair<std::size_t, float>> ends;
-  for (const TokenId token : options_.end_tokens) {
+  for (const TokenId token : end_tokens_) {
     const auto id = static_cast<std::size_t>(token);
     if (id < logits.size()) ends.emplace_back(id, can_end ? logits[id] : kForbidden);
   }
@@ -85,14 +108,19 @@ void GrammarProcessor::apply(std::span<float> logits) {
   for (const auto& [id, logit] : ends) logits[id] = logit;
 }
 
-void GrammarProcessor::accept(TokenId token) {
-  if (n_prefix_done_ < options_.prefix.size()) {
-    if (token != options_.prefix[n_prefix_done_])
-      throw std::invalid_argument("[grammar.accept] not the prefix's token");
-    ++n_prefix_done_;
-    return;
+void GrammarProcessor::accept_prefix(TokenId token) {
+  const auto goes_elsewhere = [&](const Branch& branch) { return branch.prefix[n_prefix_done_] != token; };
+  if (std::ranges::all_of(branches_, goes_elsewhere)) {
+    throw std::invalid_argument("[grammar.accept] not the prefix's token");
   }
-  const auto& ends = options_.end_tokens;
+  std::erase_if(branches_, goes_elsewhere);
+  ++n_prefix_done_;
+  settle();
+}
+
+void GrammarProcessor::accept(TokenId token) {
+  if (is_in_prefix()) return accept_prefix(token);
+  const auto& ends = end_tokens_;
   if (std::find(ends.begin(), ends.end(), token) != ends.end()) return;
   JsonGrammar& grammar = constraint_->grammar();
   JsonGrammar::State next = state_;

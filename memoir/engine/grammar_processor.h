@@ -1,7 +1,8 @@
 #pragma once
 
 // Holds a model to a grammar: forbids every token whose bytes the grammar refuses, and the end tokens until the text
-// may end. A text may be made to begin with given tokens first (the beginning of a tool call).
+// may end. A text may be made to begin with given tokens first (the beginning of a tool call),
+// or with one of several beginnings, each with a grammar of its own.
 //
 // Which tokens a state takes is worked out once per state, by a walk over a trie (inside a string over that of the few
 // tokens that end one, elsewhere few branches are taken), and kept in the Constraint, which all requests with the same
@@ -45,12 +46,15 @@ class Constraint {
 
 class GrammarProcessor : public LogitsProcessor {
  public:
-  struct Options {
-    std::vector<TokenId> end_tokens;
-    std::vector<TokenId> prefix;  // what the text begins with, before the grammar's part
+  /// A text: it begins with the prefix, token by token, and goes on as the constraint says.
+  struct Branch {
+    std::shared_ptr<Constraint> constraint;
+    std::vector<TokenId> prefix = {};
   };
 
-  GrammarProcessor(std::shared_ptr<Constraint> constraint, Options options);
+  /// Of several branches the model takes one, by the tokens that their prefixes differ in.
+  /// Throws std::invalid_argument if there is none, or one's prefix begins with another's.
+  GrammarProcessor(std::vector<Branch> branches, std::vector<TokenId> end_tokens);
 
   void apply(std::span<float> logits) override;
 
@@ -58,10 +62,16 @@ class GrammarProcessor : public LogitsProcessor {
   void accept(TokenId token) override;
 
  private:
-  std::shared_ptr<Constraint> constraint_;
-  Options options_;
+  bool is_in_prefix() const { return !constraint_; }
+  void settle();
+  void apply_prefix(std::span<float> logits) const;
+  void accept_prefix(TokenId token);
+
+  std::vector<Branch> branches_;  // that the text may be of still
   std::size_t n_prefix_done_ = 0;
-  JsonGrammar::State state_;
+  std::vector<TokenId> end_tokens_;
+  std::shared_ptr<Constraint> constraint_;  // once the prefix is done
+  JsonGrammar::State state_ = JsonGrammar::kRefused;
 };
 
 }  // namespace memoir::engine

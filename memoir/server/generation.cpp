@@ -93,9 +93,8 @@ void Generation::submit(const Prompt& prompt, const GenerationOptions& options, 
     request.stop_strings = options.stops;
     request.n_likeliest = options.n_likeliest;
     request.priority = options.priority;
-    if (options.constraint) {
-      request.processor = std::make_unique<engine::GrammarProcessor>(
-          options.constraint, engine::GrammarProcessor::Options{backend_.model.end_tokens(), options.prefix});
+    if (!options.branches.empty()) {
+      request.processor = std::make_unique<engine::GrammarProcessor>(options.branches, backend_.model.end_tokens());
     }
     const int index = n_texts();
     request.on_event = [queue = queue_, index](const engine::Event& event) { queue->push(index, event); };

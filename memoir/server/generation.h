@@ -60,8 +60,7 @@ struct GenerationOptions {
   std::vector<std::string> stops;
   std::optional<int> n_likeliest;  // log probabilities, with so many alternatives
   int n = 1;
-  std::shared_ptr<engine::Constraint> constraint;  // may be null
-  std::vector<TokenId> prefix;                     // what a constrained text begins with
+  std::vector<engine::GrammarProcessor::Branch> branches;  // what the text is held to; empty: nothing
   OutputParser::Options output;
   bool parses_output = true;  // false: all of it is text
   int priority = 0;

@@ -84,9 +84,9 @@ void read_format(const Fields& body, const Backend& backend, GenerationOptions& 
   const Json* format = body.find("format");
   if (!format || *format == "") return;
   if (*format == "json") {
-    options.constraint = backend.constraints.of(backend.model, nullptr, "format");
+    options.branches = {{backend.constraints.of(backend.model, nullptr, "format")}};
   } else if (format->is_object()) {
-    options.constraint = backend.constraints.of(backend.model, *format, "format");
+    options.branches = {{backend.constraints.of(backend.model, *format, "format")}};
   } else {
     throw bad_field("format", "is neither \"json\" nor a schema");
   }
@@ -211,7 +211,7 @@ OllamaRequest read_ollama_chat(const Json& json, const Backend& backend) {
   input.messages = template_messages(*messages, "messages");
   if (const Json* tools = body.list("tools"); tools && !tools->empty()) {
     check_tools(*tools);
-    if (request.options.constraint) throw unsupported_field("format", "beside tools it is not supported");
+    if (!request.options.branches.empty()) throw unsupported_field("format", "beside tools it is not supported");
     input.tools = *tools;
     request.options.output.finds_calls = true;
   }

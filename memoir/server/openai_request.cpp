@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <set>
 #include <utility>
 
 namespace memoir::server {
@@ -100,13 +101,13 @@ void read_response_format(const Fields& body, const Backend& backend, Generation
   const std::string type = format.need_text("type");
   if (type == "text") return;
   if (type == "json_object") {
-    options.constraint = backend.constraints.of(backend.model, nullptr, "response_format");
+    options.branches = {{backend.constraints.of(backend.model, nullptr, "response_format")}};
   } else if (type == "json_schema") {
     const Json* outer = format.object("json_schema");
     if (!outer) throw bad_field("response_format.json_schema", "is missing");
     const Json* schema = Fields(*outer, "response_format.json_schema").object("schema");
     if (!schema) throw bad_field("response_format.json_schema.schema", "is missing");
-    options.constraint = backend.constraints.of(backend.model, *schema, "response_format.json_schema.schema");
+    options.branches = {{backend.constraints.of(backend.model, *schema, "response_format.json_schema.schema")}};
   } else {
     throw unsupported_field("response_format.type", "is none of text, json_object, json_schema");
   }
@@ -134,19 +135,51 @@ Json tools_of_choice(const Fields& body, const Json& tools, bool& is_off) {
   throw bad_field("tool_choice.function.name", "is none of the tools");
 }
 
-void force_call(const Json& tools, const Backend& backend, GenerationOptions& options) {
-  const ForcedCall form = forced_call(backend.model.tool_format());
+// keeps_parameters: false where a grammar does not take some of the parameters' keywords. Then the arguments are any
+// object.
+std::shared_ptr<engine::Constraint> call_constraint(const Json& tools, const ForcedCall& form, const Backend& backend,
+                                                    bool keeps_parameters) {
+  Json schema;
+  if (form.arguments_key) {
+    schema = forced_call_schema(tools, form, keeps_parameters);
+  } else {
+    schema = keeps_parameters ? tool_parameters(tools[0]) : Json{{"type", "object"}};
+  }
+  return backend.constraints.of(backend.model, schema, "tools");
+}
+
+// One of these calls, with the name in the JSON or in the prefix.
+engine::GrammarProcessor::Branch call_branch(const Json& tools, const ForcedCall& form, const Backend& backend) {
+  engine::GrammarProcessor::Branch branch;
   try {
-    options.constraint = backend.constraints.of(backend.model, forced_call_schema(tools, form, true), "tools");
+    branch.constraint = call_constraint(tools, form, backend, true);
   } catch (const ApiError&) {
-    // Parameters with keywords that a grammar does not take: then the arguments are any object.
     for (const Json& tool : tools) {
       if (tool["function"].contains("strict") && tool["function"]["strict"] == true) throw;
     }
-    options.constraint = backend.constraints.of(backend.model, forced_call_schema(tools, form, false), "tools");
+    branch.constraint = call_constraint(tools, form, backend, false);
   }
-  options.prefix =
-      backend.model.tokenizer().encode(form.prefix, {.add_special = false, .parse_special = true, .previous = {}});
+  const std::string name = form.arguments_key ? "" : tool_name(tools[0]);
+  if (name.find_first_of(" \t\r\n<") != std::string::npos) {
+    throw bad_field("tools", "the name '" + name + "' has a character that this model's calls can't have");
+  }
+  const std::string prefix = form.prefix + name + form.behind_name;
+  branch.prefix =
+      backend.model.tokenizer().encode(prefix, {.add_special = false, .parse_special = true, .previous = {}});
+  return branch;
+}
+
+void force_call(const Json& tools, const Backend& backend, GenerationOptions& options) {
+  const ForcedCall form = forced_call(backend.model.tool_format());
+  if (form.arguments_key) {
+    options.branches = {call_branch(tools, form, backend)};
+    return;
+  }
+  std::set<std::string> names;
+  for (const Json& tool : tools) {
+    if (names.insert(tool_name(tool)).second)
+      options.branches.push_back(call_branch(Json::array({tool}), form, backend));
+  }
 }
 
 void read_tools(const Fields& body, const Backend& backend, ChatInput& input, OpenAiRequest& request) {
@@ -160,7 +193,7 @@ void read_tools(const Fields& body, const Backend& backend, ChatInput& input, Op
   if (is_off) input.tools = nullptr;
   request.allows_several_calls = body.flag("parallel_tool_calls").value_or(true);
   request.options.output.finds_calls = !input.tools.is_null();
-  if (request.options.output.finds_calls && request.options.constraint) {
+  if (request.options.output.finds_calls && !request.options.branches.empty()) {
     throw unsupported_field("response_format", "beside tools it is not supported");
   }
   if (!forced.is_null()) force_call(forced, backend, request.options);

@@ -187,7 +187,8 @@ ForcedCall forced_call(ToolFormat format) {
     case ToolFormat::kHarmony:
       break;
   }
-  throw unsupported_field("tool_choice", "a call can't be forced in this model's format");
+  return {std::string(kChannel) + "commentary to=functions.", nullptr, false,
+          " <|constrain|>json" + std::string(kMessage)};
 }
 
 OutputParser::OutputParser(const Options& options) : options_(options) {

@@ -89,13 +89,14 @@ class OutputParser {
   std::vector<OutputPiece> pieces_;
 };
 
-/// How an answer that is one forced call must begin, and the schema of what follows; for tool_choice.
+/// How an answer that is one forced call must begin, and what follows; for tool_choice.
 struct ForcedCall {
   std::string prefix;
-  const char* arguments_key;  // "arguments" or "parameters"
-  bool is_list;               // the call stands in a list
+  const char* arguments_key;     // "arguments" or "parameters", beside the name; nullptr: the name stands behind the
+                                 // prefix, and what follows are the arguments alone
+  bool is_list;                  // the call stands in a list
+  std::string behind_name = {};  // of a name behind the prefix
 };
-/// Throws ApiError for a format in which a call can't be forced.
 ForcedCall forced_call(ToolFormat format);
 
 }  // namespace memoir::server
