@@ -8,7 +8,7 @@ Each client sends chats one after the other, all with one long system prompt and
 temperature 0, as streams. Measured of all together: requests and tokens a second, and the time from sending a request
 to its first text, median and 99th percentile. Servers run one at a time, a fresh one for each number of clients.
 
-- memoir: `memoir serve`, with a prefix cache.
+- memoir: `memoir serve`, with a prefix cache, and with --draft with drafts.
 - llama.cpp: llama-server, if --llama-server names one (with as many slots as clients); else llama-cpp-python's own
   server, which answers one request at a time.
 - mlx-lm: mlx_lm.server on the GGUF's tensors in an MLX directory (compare_peers.py), with its tokenizer, a BPE one.
@@ -193,6 +193,7 @@ def commands(n_clients, mlx_folder, args):
     yield "memoir", [
         args.memoir, "serve", "-m", args.model, "--threads", args.threads, "--port", "{port}",
         "--max-running", max(n_clients, 1), "--max-queued", n_clients, "--prefix-cache-bytes", 2**30,
+        "--draft", args.draft,
     ]  # fmt: skip
     if args.llama_server:
         yield "llama.cpp", [
@@ -348,6 +349,7 @@ def main():
     parser.add_argument("--model", default=str(ROOT / "models" / "smollm2.gguf"))
     parser.add_argument("--servers", default="memoir,llama.cpp,mlx-lm", type=lambda text: text.split(","))
     parser.add_argument("--llama-server", help="llama.cpp's llama-server")
+    parser.add_argument("--draft", default="none", help="memoir's --draft")
     parser.add_argument("--peers-python", default=str(PEERS))
     parser.add_argument("--clients", default="1,8,32", type=lambda text: [int(n) for n in text.split(",")])
     parser.add_argument("--requests", type=int, default=3, help="chats of each client")
