@@ -45,6 +45,7 @@ class CliServe : public test::Cli {
   // Runs until the test's end. What it has logged so far is in log().
   void serve(const std::string& options) {
     const std::string address = in_folder("address");
+    test::fs::remove(address);  // of a server before, which the shell below may take a while to empty
     const test::Outcome started = shell(std::string(MEMOIR_PROGRAM) + " serve --port 0 " + options + " >" + address +
                                         " 2>" + in_folder("log") + " & echo $!");
     pid_ = std::stoi(started.out);
