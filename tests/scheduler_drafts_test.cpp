@@ -25,13 +25,11 @@ class SchedulerDrafts : public testing::Test {
  protected:
   SchedulerDrafts() {
     control_.max_drafts = 4;
-    // A draft costs nothing beside this, so that they always pay.
-    control_.before_run = [] { std::this_thread::sleep_for(std::chrono::microseconds(300)); };
+    control_.adapts_drafts = false;  // whether they pay is a matter of the machine
   }
   ~SchedulerDrafts() override {
     service_.reset();
     EXPECT_EQ(control_.n_broken_rules, 0);
-    EXPECT_EQ(control_.n_sequences >= 0, true);
     for (const auto& listener : listeners_) EXPECT_TRUE(listener->is_orderly());
   }
 
