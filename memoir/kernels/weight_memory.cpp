@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "memoir/kernels/huge_pages.h"
 
@@ -44,7 +46,9 @@ mx::array part_of(const mx::array& memory, std::size_t begin, std::size_t n_byte
 
 mx::array allocated(std::size_t n_bytes, std::size_t alignment) {
   const mx::Shape shape = lines_of(n_bytes + alignment);
-  const mx::array memory(mx::allocator::malloc(static_cast<std::size_t>(shape[0]) * kLineBytes), shape, mx::uint8);
+  mx::allocator::Data data = mx::allocator::malloc(static_cast<std::size_t>(shape[0]) * kLineBytes);
+  if (data.buffer().ptr() == nullptr) throw std::bad_alloc();
+  const mx::array memory(std::move(data), shape, mx::uint8);
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data<std::uint8_t>());
   return part_of(memory, rounded_up(address, alignment) - address, n_bytes);
 }

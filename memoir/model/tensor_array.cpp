@@ -2,6 +2,7 @@
 
 #include <mlx/allocator.h>
 
+#include <new>
 #include <utility>
 
 namespace mx = mlx::core;
@@ -12,6 +13,7 @@ mx::array filled_array(mx::Shape shape, mx::Dtype dtype, const std::function<voi
   std::size_t n_bytes = mx::size_of(dtype);
   for (const int n : shape) n_bytes *= static_cast<std::size_t>(n);
   mx::allocator::Data data = mx::allocator::malloc(n_bytes);
+  if (data.buffer().ptr() == nullptr) throw std::bad_alloc();
   fill({static_cast<std::byte*>(data.buffer().raw_ptr()), n_bytes});
   return mx::array(std::move(data), std::move(shape), dtype);
 }
