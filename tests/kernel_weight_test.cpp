@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
 
+#include <new>
 #include <stdexcept>
 #include <string>
 
+#include "memoir/kernels/allocated.h"
 #include "memoir/kernels/linear.h"
 
 namespace mx = mlx::core;
@@ -43,6 +45,13 @@ std::string refusal(Weight weight) {
 
 #define EXPECT_REFUSED(weight, part) \
   EXPECT_NE(refusal(weight).find(std::string("[kernels.prepared] ") + (part)), std::string::npos) << refusal(weight)
+
+TEST(Allocated, MemoryThatCannotBeHadIsAnException) {
+  const mx::allocator::Data some = allocated(64);
+  EXPECT_NE(some.buffer().ptr(), nullptr);
+  EXPECT_NO_THROW(allocated(0));
+  EXPECT_THROW(allocated(std::size_t{1} << 62), std::bad_alloc);
+}
 
 TEST(PreparedWeight, TakesEveryStoredForm) {
   EXPECT_EQ(prepared(Stored().weight()).columns(), 64);

@@ -1,6 +1,5 @@
 #include "memoir/cache/prompt_file.h"
 
-#include <mlx/allocator.h>
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
@@ -16,6 +15,7 @@
 #include "memoir/cache/composite.h"
 #include "memoir/cache/kv.h"
 #include "memoir/cache/recurrent.h"
+#include "memoir/kernels/allocated.h"
 #include "memoir/kernels/huge_pages.h"
 #include "memoir/kernels/shape.h"
 
@@ -65,7 +65,7 @@ Incoming room_for(const SafetensorsFile& file, const SafetensorsTensor& tensor) 
     shape.push_back(static_cast<int>(size));
   }
   const mx::Dtype dtype = dtype_of(tensor, file.path());
-  Incoming room{mx::allocator::malloc(tensor.size_bytes), std::move(shape), dtype};
+  Incoming room{kernels::allocated(tensor.size_bytes), std::move(shape), dtype};
   kernels::prefer_huge_pages_within(room.bytes(tensor));  // which the system clears faster
   return room;
 }

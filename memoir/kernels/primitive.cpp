@@ -1,6 +1,5 @@
 #include "memoir/kernels/primitive.h"
 
-#include <mlx/allocator.h>
 #include <mlx/ops.h>
 #include <mlx/stream.h>
 
@@ -11,6 +10,8 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+
+#include "memoir/kernels/allocated.h"
 
 namespace mx = mlx::core;
 
@@ -104,7 +105,7 @@ void CpuPrimitive::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array
 }
 
 float* CpuPrimitive::allocate(mx::array& output) {
-  output.set_data(mx::allocator::malloc(output.nbytes()));
+  output.set_data(allocated(output.nbytes()));
   return output.data<float>();
 }
 
@@ -136,7 +137,7 @@ void CpuPrimitive::take_over_one(const mx::array& input, mx::array& output) {
     output.copy_shared_buffer(input);
     return;
   }
-  output.set_data(mx::allocator::malloc(output.nbytes()));
+  output.set_data(allocated(output.nbytes()));
   if (output.size() == 0) return;
   auto* to = reinterpret_cast<std::byte*>(output.data<std::uint8_t>());
   const auto* from = reinterpret_cast<const std::byte*>(input.data<std::uint8_t>());

@@ -1,6 +1,5 @@
 #include "memoir/kernels/routing.h"
 
-#include <mlx/allocator.h>
 #include <mlx/ops.h>
 
 #include <limits>
@@ -8,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "memoir/kernels/allocated.h"
 #include "memoir/kernels/cpu/routing.h"
 #include "memoir/kernels/device.h"
 #include "memoir/kernels/primitive.h"
@@ -65,7 +65,7 @@ class RoutePrimitive : public CpuPrimitive {
     args.logits = floats_of(inputs[0]);
     if (has_choice_biases_) args.choice_biases = floats_of(inputs[1]);
     if (has_expert_scales_) args.expert_scales = floats_of(inputs.back());
-    outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+    outputs[0].set_data(allocated(outputs[0].nbytes()));
     args.experts = outputs[0].data<std::int32_t>();
     args.weights = allocate(outputs[1]);
     queue([args] { cpu::route(args); });

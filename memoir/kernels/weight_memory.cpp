@@ -1,14 +1,11 @@
 #include "memoir/kernels/weight_memory.h"
 
-#include <mlx/allocator.h>
-
 #include <cstdint>
 #include <limits>
-#include <new>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
+#include "memoir/kernels/allocated.h"
 #include "memoir/kernels/huge_pages.h"
 
 namespace mx = mlx::core;
@@ -44,18 +41,16 @@ mx::array part_of(const mx::array& memory, std::size_t begin, std::size_t n_byte
   return part;
 }
 
-mx::array allocated(std::size_t n_bytes, std::size_t alignment) {
+mx::array allocated_at(std::size_t n_bytes, std::size_t alignment) {
   const mx::Shape shape = lines_of(n_bytes + alignment);
-  mx::allocator::Data data = mx::allocator::malloc(static_cast<std::size_t>(shape[0]) * kLineBytes);
-  if (data.buffer().ptr() == nullptr) throw std::bad_alloc();
-  const mx::array memory(std::move(data), shape, mx::uint8);
+  const mx::array memory(allocated(static_cast<std::size_t>(shape[0]) * kLineBytes), shape, mx::uint8);
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data<std::uint8_t>());
   return part_of(memory, rounded_up(address, alignment) - address, n_bytes);
 }
 
 mx::array allocated_huge(std::size_t n_bytes) {
   const std::size_t n_whole = rounded_up(n_bytes, kHugePageBytes);
-  mx::array memory = allocated(n_whole, kHugePageBytes);
+  mx::array memory = allocated_at(n_whole, kHugePageBytes);
   prefer_huge_pages(memory.data<std::uint8_t>(), n_whole);
   return memory;
 }
@@ -82,7 +77,7 @@ mx::array WeightChunks::piece(std::size_t n_bytes) {
 }
 
 mx::array weight_memory(std::size_t n_bytes) {
-  return current ? current->piece(n_bytes) : allocated(n_bytes, kLineBytes);
+  return current ? current->piece(n_bytes) : allocated_at(n_bytes, kLineBytes);
 }
 
 }  // namespace memoir::kernels

@@ -1,9 +1,8 @@
 #include "memoir/model/tensor_array.h"
 
-#include <mlx/allocator.h>
-
-#include <new>
 #include <utility>
+
+#include "memoir/kernels/allocated.h"
 
 namespace mx = mlx::core;
 
@@ -12,8 +11,7 @@ namespace memoir::model {
 mx::array filled_array(mx::Shape shape, mx::Dtype dtype, const std::function<void(std::span<std::byte>)>& fill) {
   std::size_t n_bytes = mx::size_of(dtype);
   for (const int n : shape) n_bytes *= static_cast<std::size_t>(n);
-  mx::allocator::Data data = mx::allocator::malloc(n_bytes);
-  if (data.buffer().ptr() == nullptr) throw std::bad_alloc();
+  mx::allocator::Data data = kernels::allocated(n_bytes);
   fill({static_cast<std::byte*>(data.buffer().raw_ptr()), n_bytes});
   return mx::array(std::move(data), std::move(shape), dtype);
 }

@@ -1,6 +1,5 @@
 #include "memoir/prefix/cache_form.h"
 
-#include <mlx/allocator.h>
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
@@ -9,6 +8,7 @@
 
 #include "memoir/cache/kv_snapshot.h"
 #include "memoir/cache/state_snapshot.h"
+#include "memoir/kernels/allocated.h"
 #include "memoir/kernels/shape.h"
 
 namespace mx = mlx::core;
@@ -233,7 +233,7 @@ std::optional<PayloadArrays> CacheForm::made(const std::vector<ArrayForm>& forms
   if (n_needed != n_bytes) return std::nullopt;
   PayloadArrays result;
   for (std::size_t i = 0; i < forms.size(); ++i) {
-    mx::allocator::Data data = mx::allocator::malloc(sizes[i]);
+    mx::allocator::Data data = kernels::allocated(sizes[i]);
     result.pieces_.emplace_back(static_cast<std::byte*>(data.buffer().raw_ptr()), sizes[i]);
     result.arrays_.emplace_back(std::move(data), forms[i].shape, forms[i].dtype);
   }
