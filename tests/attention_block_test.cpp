@@ -7,13 +7,13 @@
 #include <mlx/mlx.h>
 
 #include <algorithm>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "memoir/kernels/linear.h"
 #include "memoir/kernels/rope.h"
 #include "memoir/kernels/weight_memory.h"
+#include "tests/random_array.h"
 
 namespace mx = mlx::core;
 
@@ -27,14 +27,7 @@ constexpr int kDim = 32;
 constexpr int kInner = 96;
 constexpr int kCapacity = 80;
 
-mx::array random_array(mx::Shape shape, unsigned seed) {
-  std::mt19937 random(seed);
-  std::size_t n_elements = 1;
-  for (const int n : shape) n_elements *= static_cast<std::size_t>(n);
-  std::vector<float> values(n_elements);
-  for (float& value : values) value = static_cast<float>(random() % 2001) / 1000.0F - 1.0F;
-  return mx::array(values.data(), std::move(shape), mx::float32);
-}
+using test::random_array;
 
 Linear packed_linear(int rows, int columns, unsigned seed) {
   const std::vector<mx::array> parts = mx::quantize(random_array({rows, columns}, seed), 32, 4);

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "memoir/kernels/attention.h"
@@ -17,20 +16,14 @@
 #include "memoir/kernels/norm.h"
 #include "memoir/kernels/projection.h"
 #include "memoir/kernels/rope.h"
+#include "tests/random_array.h"
 
 namespace mx = mlx::core;
 
 namespace memoir::kernels {
 namespace {
 
-mx::array random_array(mx::Shape shape, unsigned seed) {
-  std::mt19937 random(seed);
-  std::size_t n_elements = 1;
-  for (const int n : shape) n_elements *= static_cast<std::size_t>(n);
-  std::vector<float> values(n_elements);
-  for (float& value : values) value = static_cast<float>(random() % 2001) / 1000.0F - 1.0F;
-  return mx::array(values.data(), std::move(shape), mx::float32);
-}
+using test::random_array;
 
 std::vector<double> doubles(mx::array a) {
   a = mx::contiguous(mx::astype(a, mx::float32));

@@ -6,13 +6,13 @@
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
 
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "memoir/kernels/mlp.h"
 #include "memoir/kernels/weight_memory.h"
+#include "tests/random_array.h"
 
 namespace mx = mlx::core;
 
@@ -22,14 +22,7 @@ namespace {
 constexpr int kHidden = 64;
 constexpr int kWidth = 4;
 
-mx::array random_array(mx::Shape shape, unsigned seed) {
-  std::mt19937 random(seed);
-  std::size_t n_elements = 1;
-  for (const int n : shape) n_elements *= static_cast<std::size_t>(n);
-  std::vector<float> values(n_elements);
-  for (float& value : values) value = static_cast<float>(random() % 2001) / 1000.0F - 1.0F;
-  return mx::array(values.data(), std::move(shape), mx::float32);
-}
+using test::random_array;
 
 Linear packed_linear(int rows, int columns, unsigned seed, bool has_bias = false) {
   const std::vector<mx::array> parts = mx::quantize(random_array({rows, columns}, seed), 32, 4);

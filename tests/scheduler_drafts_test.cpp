@@ -7,6 +7,7 @@
 
 #include "memoir/engine/scheduler.h"
 #include "tests/fake_runner.h"
+#include "tests/scheduler_fixture.h"
 
 namespace memoir::engine {
 namespace {
@@ -21,42 +22,12 @@ using test::request_for;
 using test::Tokens;
 using Clock = std::chrono::steady_clock;
 
-class SchedulerDrafts : public testing::Test {
+class SchedulerDrafts : public test::SchedulerFixture {
  protected:
   SchedulerDrafts() {
     control_.max_drafts = 4;
     control_.adapts_drafts = false;  // whether they pay is a matter of the machine
   }
-  ~SchedulerDrafts() override {
-    service_.reset();
-    EXPECT_EQ(control_.n_broken_rules, 0);
-    for (const auto& listener : listeners_) EXPECT_TRUE(listener->is_orderly());
-  }
-
-  Service& start(const ServiceOptions& options = {}) {
-    service_ = make_service([this] { return std::make_unique<test::FakeRunner>(control_); }, std::nullopt, options);
-    return *service_;
-  }
-
-  struct Sent {
-    RequestId id;
-    std::shared_ptr<Listener> listener;
-  };
-  Sent send(Tokens prompt, int max_tokens, const std::function<void(Request&)>& change = {}) {
-    const auto listener = listeners_.emplace_back(std::make_shared<Listener>());
-    Request request = request_for(std::move(prompt), max_tokens, listener);
-    if (change) change(request);
-    return {std::get<RequestId>(service_->submit(std::move(request))), listener};
-  }
-  std::shared_ptr<Listener> answer(Tokens prompt, int max_tokens, const std::function<void(Request&)>& change = {}) {
-    const Sent sent = send(std::move(prompt), max_tokens, change);
-    sent.listener->wait();
-    return sent.listener;
-  }
-
-  FakeControl control_;
-  std::vector<std::shared_ptr<Listener>> listeners_;
-  std::unique_ptr<Service> service_;
 };
 
 TEST_F(SchedulerDrafts, SeveralTokensComeFromAStep) {

@@ -11,6 +11,7 @@
 
 #include "memoir/engine/log_probabilities.h"
 #include "tests/fake_runner.h"
+#include "tests/scheduler_fixture.h"
 
 namespace memoir::engine {
 namespace {
@@ -38,50 +39,7 @@ text::Tokenizer letters() {
                                     "letters");
 }
 
-class Scheduler : public testing::Test {
- protected:
-  ~Scheduler() override {
-    service_.reset();
-    EXPECT_EQ(control_.n_broken_rules, 0);
-    for (const auto& listener : listeners_) EXPECT_TRUE(listener->is_orderly());
-  }
-
-  Service& start(const ServiceOptions& options = {}, std::optional<text::Tokenizer> tokenizer = std::nullopt) {
-    service_ =
-        make_service([this] { return std::make_unique<test::FakeRunner>(control_); }, std::move(tokenizer), options);
-    return *service_;
-  }
-
-  std::shared_ptr<Listener> listen() { return listeners_.emplace_back(std::make_shared<Listener>()); }
-
-  struct Sent {
-    RequestId id;
-    std::shared_ptr<Listener> listener;
-  };
-  Sent send(Tokens prompt, int max_tokens, const std::function<void(Request&)>& change = {}) {
-    const auto listener = listen();
-    Request request = request_for(std::move(prompt), max_tokens, listener);
-    if (change) change(request);
-    return {std::get<RequestId>(service_->submit(std::move(request))), listener};
-  }
-
-  /// Sends and waits.
-  std::shared_ptr<Listener> answer(Tokens prompt, int max_tokens, const std::function<void(Request&)>& change = {}) {
-    const Sent sent = send(std::move(prompt), max_tokens, change);
-    sent.listener->wait();
-    return sent.listener;
-  }
-
-  /// The service's thread stands in its first step until the gate is opened.
-  void hold_first_step() {
-    control_.before_run = [this] { gate_.pass(); };
-  }
-
-  FakeControl control_;
-  Gate gate_;
-  std::vector<std::shared_ptr<Listener>> listeners_;
-  std::unique_ptr<Service> service_;
-};
+class Scheduler : public test::SchedulerFixture {};
 
 TEST_F(Scheduler, ARequestGetsTheModelsTokens) {
   start({.prefill_tokens_per_step = 10});
