@@ -402,15 +402,19 @@ bool split_groups(GgufType type, std::span<const std::byte> in, const SplitGroup
   const auto block_bytes = static_cast<std::size_t>(gguf_block(type)->size_bytes);
   const Byte* block = reinterpret_cast<const Byte*>(in.data());
   auto* codes = reinterpret_cast<Byte*>(out.codes.data());
-  for (std::size_t i = 0; i < n_groups; ++i, codes += group_bytes) {
-    const auto group = static_cast<int>(i % kGroups);
-    if (group == 0 && i > 0) block += block_bytes;
-    if (group == 0 && (!is_finite(load16(block)) || !is_finite(load16(block + 2)))) return false;
-    const auto pair = scale_and_min(block + 4, group);
-    out.scales[i] = load_half(block) * static_cast<float>(pair.scale);
-    out.biases[i] = -(load_half(block + 2) * static_cast<float>(pair.min));
+  for (std::size_t first = 0; first < n_groups; first += kGroups, block += block_bytes) {
+    if (!is_finite(load16(block)) || !is_finite(load16(block + 2))) return false;
+    const float d = load_half(block);
+    const float dmin = load_half(block + 2);
     const Byte* qh = *bits == 5 ? block + 16 : nullptr;
-    split_group(qh, block + (*bits == 5 ? 48 : 16), group, codes);
+    const Byte* qs = block + (*bits == 5 ? 48 : 16);
+    for (std::size_t j = 0; j < kGroups; ++j, codes += group_bytes) {
+      const auto group = static_cast<int>(j);
+      const auto pair = scale_and_min(block + 4, group);
+      out.scales[first + j] = d * static_cast<float>(pair.scale);
+      out.biases[first + j] = -(dmin * static_cast<float>(pair.min));
+      split_group(qh, qs, group, codes);
+    }
   }
   return true;
 }
