@@ -106,7 +106,8 @@ TEST(DraftLength, MeasuresNoneAndOneFirst) {
   EXPECT_EQ(length.best(), 1);
 }
 
-// 4 rounds of 0 and 1, and 5 for each of the frontiers 1, 3 and 7.
+// 4 rounds of 0 and 1, in which the first two samples of 1 come, and 3 for each of the frontiers 1, 3 and 7 (one of 1
+// is left).
 TEST(DraftLength, DoublesWhileAllIsRight) {
   Simulation simulation;
   simulation.run(

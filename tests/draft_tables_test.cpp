@@ -13,76 +13,24 @@
 #include <algorithm>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "memoir/engine/draft_model.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/session.h"
-#include "memoir/model/step.h"
+#include "tests/chain_model.h"
 
 namespace mx = mlx::core;
 
 namespace memoir::engine {
 namespace {
 
+using test::Chain;
+using test::Forward;
 using Tokens = std::vector<TokenId>;
 
 constexpr int kVocab = 8;
 constexpr TokenId kEnd = 7;
-
-struct Forward {
-  int offset;
-  Tokens tokens;
-  bool operator==(const Forward&) const = default;
-};
-
-model::ModelConfig chain_config() {
-  model::ModelConfig config;
-  config.model_type = "chain";
-  config.n_layers = 1;
-  config.hidden_size = config.vocab_size = kVocab;
-  config.max_position = 64;
-  return config;
-}
-
-// Token i is followed by next[i]. Records its forward passes.
-class Chain final : public model::Model {
- public:
-  explicit Chain(const Tokens& next) : Model(chain_config()), logits_(mx::zeros({kVocab, kVocab})) {
-    std::vector<float> values(kVocab * kVocab);
-    for (std::size_t i = 0; i < kVocab; ++i) values[i * kVocab + static_cast<std::size_t>(next[i])] = 30;
-    logits_ = mx::array(values.data(), {kVocab, kVocab});
-  }
-
-  cache::ModelCache make_cache(const cache::CacheOptions&) const override {
-    std::vector<std::unique_ptr<cache::LayerCache>> layers;
-    layers.push_back(cache::make_kv_cache({}));
-    return cache::ModelCache(std::move(layers));
-  }
-  mx::array embed(const mx::array& ids) const override { return mx::take(logits_, ids, 0); }
-  mx::array logits_of(const mx::array& states) const override { return states; }
-  std::size_t size_bytes() const override { return logits_.nbytes(); }
-
-  // Since the last call.
-  std::vector<Forward> take_forwards() const { return std::exchange(forwards_, {}); }
-
- protected:
-  mx::array states(model::Step& step, const std::vector<int>& rows) const override {
-    mx::eval(step.ids);
-    const auto* ids = step.ids.data<std::int32_t>();
-    for (const model::StepSequence& sequence : step.sequences) {
-      forwards_.push_back({sequence.offset, {ids + sequence.begin, ids + sequence.begin + sequence.n_tokens}});
-    }
-    const mx::array keys = mx::reshape(mx::astype(step.ids, mx::float32), {1, 1, -1, 1});
-    model::update(step, 0, keys, keys);
-    return mx::take(embed(step.ids), mx::array(rows.data(), {static_cast<int>(rows.size())}, mx::int32), 1);
-  }
-
- private:
-  mx::array logits_;
-  mutable std::vector<Forward> forwards_;
-};
 
 // Says what it was told to say behind each token.
 class Scripted final : public Drafter {

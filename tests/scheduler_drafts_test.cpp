@@ -250,25 +250,28 @@ TEST_F(SchedulerDrafts, DraftsOutsideTheVocabularyOrTooManyAreLeftOut) {
   EXPECT_EQ(service_->stats().n_drafted_tokens, 0U);
 }
 
-TEST_F(SchedulerDrafts, RequestsThatArePagedOutComeBack) {
+class SchedulerDraftsKept : public SchedulerDrafts, public testing::WithParamInterface<bool> {};
+
+TEST_P(SchedulerDraftsKept, RequestsThatArePagedOutComeBack) {
   control_.cost = {0, 1, 4};
   control_.is_draft_right = [](std::size_t place) { return place % 5 != 0; };
-  for (const bool keeps : {false, true}) {
-    control_.keeps_caches = keeps;
-    start({.max_running = 6, .max_cache_bytes = 90});
-    std::vector<Sent> sent;
-    for (int i = 0; i < 12; ++i) sent.push_back(send(counted(4 + i, i), 30 + i));
-    for (int i = 0; i < 12; ++i) {
-      sent[static_cast<std::size_t>(i)].listener->wait();
-      EXPECT_EQ(sent[static_cast<std::size_t>(i)].listener->tokens, fake_answer(counted(4 + i, i), 30 + i));
-    }
-    EXPECT_GT(control_.n_retired, 12) << "nobody was paged out";
-    EXPECT_GT(service_->stats().n_accepted_tokens, 0U);
-    EXPECT_EQ(service_->stats().cache_bytes, 0U);
-    service_.reset();
-    control_.n_retired = 0;
+  control_.keeps_caches = GetParam();
+  hold_first_step();  // until all are there: else each may find the others gone
+  start({.max_running = 6, .max_cache_bytes = 90});
+  std::vector<Sent> sent;
+  for (int i = 0; i < 12; ++i) sent.push_back(send(counted(4 + i, i), 30 + i));
+  gate_.open();
+  for (int i = 0; i < 12; ++i) {
+    sent[static_cast<std::size_t>(i)].listener->wait();
+    EXPECT_EQ(sent[static_cast<std::size_t>(i)].listener->tokens, fake_answer(counted(4 + i, i), 30 + i));
   }
+  EXPECT_GT(control_.n_retired, 12) << "nobody was paged out";
+  EXPECT_GT(service_->stats().n_accepted_tokens, 0U);
+  EXPECT_EQ(service_->stats().cache_bytes, 0U);
 }
+
+INSTANTIATE_TEST_SUITE_P(Caches, SchedulerDraftsKept, testing::Bool(),
+                         [](const auto& kept) { return kept.param ? "Kept" : "Dropped"; });
 
 TEST_F(SchedulerDrafts, AnEmbeddingBesideDraftsIsWhatItIsAlone) {
   start({.prefill_tokens_per_step = 5});

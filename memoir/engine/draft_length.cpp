@@ -10,7 +10,7 @@ namespace {
 constexpr double kSecondsWeight = 0.3;
 constexpr double kMostChange = 0.25;  // of the present value, by one sample
 constexpr double kRateWeight = 0.1;
-constexpr int kBelieved = 5;
+constexpr int kBelieved = 3;
 constexpr int kShortestInterval = 4;
 constexpr int kLongestInterval = 512;
 

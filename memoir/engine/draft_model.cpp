@@ -32,13 +32,40 @@ TokenId DraftModel::likeliest(const mx::array& logits) {
   return static_cast<TokenId>(token.item<std::uint32_t>());
 }
 
+// Of a text, what the session holds or will hold.
+std::span<const TokenId> DraftModel::read_part(std::span<const TokenId> tokens) const {
+  return tokens.subspan(std::min(begin_, tokens.size()));
+}
+
+std::size_t DraftModel::n_held(std::span<const TokenId> text) const {
+  const std::vector<TokenId>& mine = session_.tokens();
+  return static_cast<std::size_t>(std::mismatch(mine.begin(), mine.end(), text.begin(), text.end()).first -
+                                  mine.begin());
+}
+
 // Of the drafts of the last call, those that the text went on with stay.
 void DraftModel::keep_what_came(std::span<const TokenId> tokens) {
+  const std::span<const TokenId> came = tokens.subspan(std::min(n_before_, tokens.size()));
+  const auto right = std::mismatch(drafts_.begin(), drafts_.end(), came.begin(), came.end()).first;
+  n_paid_for_ += kPerRight * static_cast<std::size_t>(right - drafts_.begin());
+  drafts_.clear();
   if (!session_.has_draft()) return;
-  const std::vector<TokenId>& mine = session_.tokens();
-  const auto same = std::mismatch(mine.begin(), mine.end(), tokens.begin(), tokens.end()).first;
-  const auto n_before = static_cast<std::ptrdiff_t>(mine.size()) - session_.n_drafted();
-  session_.commit_draft(static_cast<int>(std::max<std::ptrdiff_t>(0, same - mine.begin() - n_before)));
+  const std::size_t n_before = session_.tokens().size() - static_cast<std::size_t>(session_.n_drafted());
+  const std::size_t n_same = n_held(read_part(tokens));
+  session_.commit_draft(static_cast<int>(n_same - std::min(n_same, n_before)));
+}
+
+void DraftModel::choose_begin(std::span<const TokenId> tokens, std::size_t n_max) {
+  const std::size_t n_known = n_held(read_part(tokens));
+  const std::size_t n_unread = tokens.size() - (begin_ == 0 ? n_known : 0);  // of the whole
+  const bool fits = tokens.size() + n_max <= static_cast<std::size_t>(session_.model().context());
+  if (fits && n_unread <= std::max(kFirst, n_paid_for_)) {
+    begin_ = 0;
+    return;
+  }
+  const bool goes_on = begin_ > 0 && n_known > 0 && read_part(tokens).size() - n_known <= kFirst;
+  const bool has_room = read_part(tokens).size() + n_max <= static_cast<std::size_t>(session_.model().context());
+  if (!goes_on || !has_room) begin_ = tokens.size() - std::min(kFirst, tokens.size());
 }
 
 mx::array DraftModel::take_in(std::span<const TokenId> tokens) {
@@ -52,22 +79,27 @@ mx::array DraftModel::take_in(std::span<const TokenId> tokens) {
 
 std::vector<TokenId> DraftModel::propose(std::span<const TokenId> tokens, int n_max) {
   keep_what_came(tokens);
-  const auto context = static_cast<std::size_t>(session_.model().context());
-  if (n_max < 1 || tokens.empty() || tokens.size() + static_cast<std::size_t>(n_max) > context) return {};
-  const auto n_cached = static_cast<std::size_t>(session_.reuse(tokens));
-  const std::span<const TokenId> rest = tokens.subspan(n_cached);
-  if (n_at_once_ && rest.size() > static_cast<std::size_t>(*n_at_once_)) {
-    take_in(rest.first(static_cast<std::size_t>(*n_at_once_)));
+  if (n_max < 1 || tokens.empty()) return {};
+  choose_begin(tokens, static_cast<std::size_t>(n_max));
+  const std::span<const TokenId> text = read_part(tokens);
+  if (text.size() + static_cast<std::size_t>(n_max) > static_cast<std::size_t>(session_.model().context())) return {};
+  std::span<const TokenId> rest = text.subspan(static_cast<std::size_t>(session_.reuse(text)));
+  const bool is_part = n_at_once_ && rest.size() > static_cast<std::size_t>(*n_at_once_);
+  if (is_part) rest = rest.first(static_cast<std::size_t>(*n_at_once_));
+  if (rest.size() > kFirst) n_paid_for_ -= std::min(n_paid_for_, rest.size());
+  const mx::array logits = take_in(rest);
+  if (is_part) {
     session_.cache().materialize();
     return {};
   }
-  std::vector<TokenId> drafts = {likeliest(take_in(rest))};
+  drafts_ = {likeliest(logits)};
   if (n_max > 1) session_.begin_draft(n_max - 1);
-  while (drafts.size() < static_cast<std::size_t>(n_max)) {
-    const TokenId last = drafts.back();
-    drafts.push_back(likeliest(session_.forward(std::span(&last, 1), model::LogitRows::kLast)));
+  while (drafts_.size() < static_cast<std::size_t>(n_max)) {
+    const TokenId last = drafts_.back();
+    drafts_.push_back(likeliest(session_.forward(std::span(&last, 1), model::LogitRows::kLast)));
   }
-  return drafts;
+  n_before_ = tokens.size();
+  return drafts_;
 }
 
 std::string vocabulary_difference(const text::Tokenizer& target, const text::Tokenizer& draft) {
