@@ -4,8 +4,9 @@
     benches/draft_speed.py [--memoir build/release/bin/memoir] [--model models/smollm2.gguf] [--draft ngram [FILE ...]]
                            [--prompts NAME ...] [--tokens 200] [--rounds 5] [-- FURTHER OPTIONS OF generate]
 
-Generation without a drafter and with each one (`ngram`, or a model's file) in turn, each a process of its own; medians
-of tokens per second over those of plain decoding, and how many of the drafts were right. All must give the same tokens.
+Generation without a drafter and with each one (`ngram`, or a model's file) in turn, forth and back, each a process of
+its own: tokens per second over those of plain decoding in the same round, the median of the rounds, and how many of the
+drafts were right. All must give the same tokens.
 
 Prompts: a text that has been repeated twice goes on (every draft is right), a chat that asks for a copy, a story (where
 there is little to look up), and, with a temperature, digits: whatever is looked up there is found, and is wrong.
@@ -54,22 +55,21 @@ def generate(args, prompt, options, draft):
 
 def compare(args, name):
     prompt, options = PROMPTS[name]
-    plain, drafted = [], {draft: [] for draft in args.draft}
+    ways = [None, *args.draft]
+    speeds = {draft: [] for draft in ways}
     results = {}
-    for _ in range(args.rounds):
-        expected, speed = generate(args, prompt, options, None)
-        plain.append(speed)
-        for draft in args.draft:
+    for i in range(args.rounds):
+        for draft in ways if i % 2 == 0 else reversed(ways):
             results[draft], speed = generate(args, prompt, options, draft)
-            drafted[draft].append(speed)
-            if results[draft]["tokens"] != expected["tokens"]:
+            speeds[draft].append(speed)
+            if results[draft]["tokens"] != results.get(None, results[draft])["tokens"]:
                 sys.exit(f"{name}: the tokens differ with {draft}")
     for draft in args.draft:
         n_drafted, n_right = results[draft]["drafted"], results[draft]["accepted"]
         share = f"{100 * n_right / n_drafted:9.0f} %" if n_drafted else f"{'-':>11}"
-        ratio = statistics.median(drafted[draft]) / statistics.median(plain)
-        print(f"{name:18}{Path(draft).stem:>16}{len(expected['tokens']):8}{n_drafted:9}{n_right:10}{share}"
-              f"{statistics.median(plain):12.1f}{ratio:10.2f}", flush=True)
+        ratio = statistics.median(drafted / plain for drafted, plain in zip(speeds[draft], speeds[None]))
+        print(f"{name:18}{Path(draft).stem:>16}{len(results[None]['tokens']):8}{n_drafted:9}{n_right:10}{share}"
+              f"{statistics.median(speeds[None]):12.1f}{ratio:10.2f}", flush=True)
 
 
 def main():

@@ -46,6 +46,8 @@ class Simulation {
       int n_accepted = 0;
       while (n_accepted < n && draw(n_accepted + 1, step_) < rate(n_accepted + 1)) ++n_accepted;
       length.observe(n, std::min(n, n_accepted + 1), n_accepted, milliseconds(n + 1) / 1000);
+      n_tokens += 1 + n_accepted;
+      total += milliseconds(n + 1);
       if (n > 0) ++n_drafting;
       shortest_interval = std::min(shortest_interval, length.probe_interval());
     }
@@ -54,6 +56,8 @@ class Simulation {
 
   DraftLength length;
   int shortest_interval = 1 << 20;
+  int n_tokens = 0;
+  double total = 0;  // milliseconds
 
  private:
   int step_ = 0;
@@ -146,6 +150,30 @@ TEST(DraftLength, TriesLessAndLessOftenAndNoticesABetterTime) {
       8192, [](int width) { return 16 + .5 * (width - 1); }, [](int) { return .95; });
   EXPECT_GT(simulation.length.best(), 0);
   EXPECT_EQ(simulation.shortest_interval, 4);
+}
+
+// Owed at most: three rounds before a rate is believed, and the two of a try that was begun with nothing owed.
+TEST(DraftLength, LosesLittleWhereNothingIsRight) {
+  for (const int n_rounds : {100, 200, 1000, 10000}) {
+    Simulation simulation;
+    simulation.run(n_rounds, parked, [](int) { return 0; });
+    const double lost = simulation.total - simulation.n_tokens * parked(1);
+    EXPECT_GT(lost, 0);
+    EXPECT_LE(lost, .02 * simulation.total + 5 * (parked(2) - parked(1)));
+  }
+}
+
+// As before, where a text follows in which drafts had paid for long: 4 plain rounds are saved up.
+TEST(DraftLength, LosesLittleBehindATextThatPaid) {
+  Simulation simulation;
+  simulation.run(2000, flat, always);
+  const double total = simulation.total;
+  const int n_tokens = simulation.n_tokens;
+  simulation.run(2000, flat, [](int) { return 0; });
+  const double lost = simulation.total - total - (simulation.n_tokens - n_tokens) * flat(1);
+  // Until the rates have fallen, each of the rounds drafts as many as paid.
+  const double falling = 30 * (flat(1 + DraftLength::kMax) - flat(1));
+  EXPECT_LE(lost, .02 * (simulation.total - total) + 4 * flat(1) + falling);
 }
 
 TEST(DraftLength, FollowsWhatIsRightMoreOften) {

@@ -13,6 +13,9 @@ constexpr double kRateWeight = 0.1;
 constexpr int kBelieved = 3;
 constexpr int kShortestInterval = 4;
 constexpr int kLongestInterval = 512;
+constexpr double kShareToLose = 0.02;
+constexpr double kMostSaved = 4;  // times a round without drafts
+constexpr double kMostOwed = 8;
 
 std::size_t index(int n) {
   return static_cast<std::size_t>(n);
@@ -92,8 +95,18 @@ int DraftLength::choose(int limit) const {
   if (!seconds_[0]) return 0;
   if (!seconds_[1]) return std::min(1, limit);
   const int chosen = best();
-  const bool tries_more = rounds_to_probe_ <= 0;
-  return std::min({tries_more ? chosen + 1 : chosen, rates_.farthest(), limit});
+  return std::min({tries_more() ? chosen + 1 : chosen, rates_.farthest(), limit});
+}
+
+// The second round of a try follows the first.
+bool DraftLength::tries_more() const {
+  return rounds_to_probe_ < 0 || (rounds_to_probe_ == 0 && to_lose_ >= 0);
+}
+
+void DraftLength::learn_loss(int n_drafted, int n_accepted, double seconds) {
+  const double plain = seconds_[0].value_or(seconds);
+  const double lost = n_drafted > 0 ? seconds - (1 + n_accepted) * plain : 0;
+  to_lose_ = std::clamp(to_lose_ + kShareToLose * seconds - lost, -kMostOwed * plain, kMostSaved * plain);
 }
 
 void DraftLength::learn_seconds(int n_drafted, double seconds) {
@@ -118,9 +131,10 @@ void DraftLength::observe(int n_drafted, int n_judged, int n_accepted, double se
   if (rounds_to_probe_ < 0) {
     probe_interval_ = std::min(2 * probe_interval_, kLongestInterval);
     rounds_to_probe_ = probe_interval_;
-  } else {
+  } else if (rounds_to_probe_ > 0 || to_lose_ >= 0) {
     --rounds_to_probe_;
   }
+  learn_loss(n_drafted, n_accepted, seconds);
   const int chosen = best();
   if (chosen == last_best_) return;
   last_best_ = chosen;

@@ -10,13 +10,15 @@
 //   frontier    the positions up to which all are believed: so the length about doubles while all goes well, and a text
 //               that repeats itself is followed far after a score of rounds
 //   seconds(n)  a moving average for each n; between two known ones by proportion, above them as it rose from 0 on. A
-//   sample
-//               moves it by a quarter at most, so that one stall of the machine decides nothing. The first round of a
-//               length after another one isn't counted: it pays for the change.
+//               sample moves it by a quarter at most, so that one stall of the machine decides nothing. The first round
+//               of a length after another one isn't counted: it pays for the change.
 // 0 and 1 are measured first. From then on one more than the choice is tried now and then (for two rounds: the second
-// one is measured), at 4 rounds' distance, which doubles to 512 while the choice stays: where drafting doesn't pay it
-// costs next to nothing, and is noticed again. The rule follows the adaptive draft length of Ollama's MLX runner, whose
-// length climbs one step at a time.
+// one is measured), at 4 rounds' distance, which doubles to 512 while the choice stays: where drafting doesn't pay that
+// is noticed again. The rule follows the adaptive draft length of Ollama's MLX runner, whose length climbs one step at
+// a time.
+// What is lost so is bounded: rounds with drafts that took longer than plain decoding takes for their tokens owe the
+// difference, a fiftieth of all time is paid back, and nothing is tried while something is owed. What drafts gain pays
+// too, but little is saved up: they may have been right in another text.
 //
 // Ownership: a value. Threads: one at a time. No clock of its own: times are told.
 
@@ -78,7 +80,9 @@ class DraftLength {
   int best() const;
 
  private:
+  bool tries_more() const;
   void learn_seconds(int n_drafted, double seconds);
+  void learn_loss(int n_drafted, int n_accepted, double seconds);
   int n_measured() const;
 
   AcceptanceRates rates_;
@@ -87,6 +91,7 @@ class DraftLength {
   int last_best_ = -1;
   int probe_interval_ = 4;
   int rounds_to_probe_ = 4;
+  double to_lose_ = 0;  // seconds; negative: owed
 };
 
 }  // namespace memoir::engine
