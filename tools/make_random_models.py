@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes random models of 120 to 140 million parameters to measure speed with, one for each kind of layer.
 
-    tools/make_random_models.py DIR --converter llama.cpp/convert_hf_to_gguf.py [--converter-python PYTHON]
+    tools/make_random_models.py DIR [--converter llama.cpp/convert_hf_to_gguf.py] [--converter-python PYTHON]
                                 [--kinds window,delta,mamba,moe] [--types F16,Q8_0,Q4_0] [--seed 1]
 
     window  OLMo 3: three layers in four see 512 tokens
@@ -9,8 +9,8 @@
     mamba   Mamba 2, the sizes of the published one of 130 million
     moe     Qwen3-MoE: 16 experts, 4 for each token
 
-DIR gets for each kind a directory as Hugging Face lays them out (KIND, weights as float16) and a GGUF file for each type
-(KIND-TYPE.gguf): the first by llama.cpp's converter, the others by its quantizer. The converter is in the source
+DIR gets for each kind a directory as Hugging Face lays them out (KIND, weights as float16) and, with a converter, a GGUF
+file for each type (KIND-TYPE.gguf): the first by llama.cpp's converter, the others by its quantizer. The converter is in the source
 distribution of llama-cpp-python (pip download --no-binary :all: --no-deps llama-cpp-python) under vendor/llama.cpp;
 the python that runs it needs torch and transformers, this one numpy, safetensors, gguf and llama-cpp-python, as
 .venv-peers has them (`make peers`). The tokenizer is SmolLM2's, out of models/smollm2.gguf.
@@ -282,7 +282,7 @@ def tokenizer_of(path):
     }
 
 
-def write_directory(folder, kind, tokenizer, seed):
+def write_directory(folder, kind, tokenizer, template, seed):
     folder.mkdir(parents=True, exist_ok=True)
     draw = Draw(seed)
     config = MODELS[kind](draw)
@@ -290,7 +290,7 @@ def write_directory(folder, kind, tokenizer, seed):
     save_file(draw.tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | special))
     return sum(tensor.size for tensor in draw.tensors.values())
 
@@ -328,7 +328,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words = lambda text: text.split(",")
     parser.add_argument("folder", metavar="DIR", type=Path)
-    parser.add_argument("--converter", required=True, help="llama.cpp's convert_hf_to_gguf.py")
+    parser.add_argument("--converter", help="llama.cpp's convert_hf_to_gguf.py; without: no GGUF files")
     parser.add_argument("--converter-python", default=sys.executable)
     parser.add_argument("--kinds", default=list(MODELS), type=words)
     parser.add_argument("--types", default=["F16", "Q8_0", "Q4_0"], type=words)
@@ -339,14 +339,17 @@ def main():
     if unknown:
         parser.error("unknown: " + ", ".join(unknown))
     tokenizer = tokenizer_of(args.tokenizer)
+    template = gguf.GGUFReader(args.tokenizer).fields["tokenizer.chat_template"].contents()
     for kind in args.kinds:
-        n_parameters = write_directory(args.folder / kind, kind, tokenizer, args.seed)
+        n_parameters = write_directory(args.folder / kind, kind, tokenizer, template, args.seed)
+        print(f"{kind}: {n_parameters / 1e6:.0f} million parameters")
+        if not args.converter:
+            continue
         half = args.folder / f"{kind}-F16.gguf"
         convert(args, args.folder / kind, half)
         for file_type in args.types:
             if file_type != "F16":
                 quantize(half, args.folder / f"{kind}-{file_type}.gguf", file_type)
-        print(f"{kind}: {n_parameters / 1e6:.0f} million parameters")
 
 
 if __name__ == "__main__":
