@@ -116,7 +116,7 @@ case ${1:-} in
   peers)
     install_system "$APT_PACKAGES"
     make_venv .venv-peers $mlx_config "mlx[cpu]==$MLX_VERSION" "mlx-lm==$MLX_LM_VERSION" \
-      "llama-cpp-python[server]==$LLAMA_CPP_PYTHON_VERSION"
+      "gguf==$GGUF_VERSION" "llama-cpp-python[server]==$LLAMA_CPP_PYTHON_VERSION"
     ;;
   cuda)
     install_system "$APT_PACKAGES"
