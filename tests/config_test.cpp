@@ -247,13 +247,14 @@ TEST(ConfigTest, RefusesRopeThatCannotBe) {
 }
 
 TEST(ConfigTest, RefusesMissingKeysByName) {
-  for (const char* key : {"model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size",
-                          "num_attention_heads", "max_position_embeddings"}) {
+  for (const char* key :
+       {"model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"}) {
     json config = small_config();
     config.erase(key);
     expect_refused<FormatError>(config, key, "is missing");
     expect_value_refused<FormatError>(key, nullptr, "is missing");
   }
+  expect_value_refused<FormatError>("max_position_embeddings", nullptr, "is missing");  // without the key: its default
 }
 
 TEST(ConfigTest, RefusesSizesThatCannotBe) {

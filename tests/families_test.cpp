@@ -39,12 +39,33 @@ using test::TemporaryFolder;
 using test::Tensors;
 using test::tokens_of;
 
-const std::vector<std::string> kModels = {
-    "cohere2",   "deepseek_v3", "falcon_h1", "gemma3",        "gemma3_mm",        "gemma4",
-    "gemma4_mm", "gemma4_moe",  "gpt_oss",   "gpt_oss_mxfp4", "granitemoehybrid", "granitemoehybrid_dense",
-    "lfm2",      "llama",       "llama4",    "llama4_mm",     "mamba2",           "mistral",
-    "olmo3",     "qwen2",       "qwen3",     "qwen3_5",       "qwen3_5_mm",       "qwen3_5_moe",
-    "qwen3_moe", "qwen3_next"};
+const std::vector<std::string> kModels = {"cohere2",
+                                          "deepseek_v3",
+                                          "falcon_h1",
+                                          "gemma3",
+                                          "gemma3_mm",
+                                          "gemma4",
+                                          "gemma4_mm",
+                                          "gemma4_moe",
+                                          "gemma4_unified_mm",
+                                          "gpt_oss",
+                                          "gpt_oss_mxfp4",
+                                          "granitemoehybrid",
+                                          "granitemoehybrid_dense",
+                                          "lfm2",
+                                          "llama",
+                                          "llama4",
+                                          "llama4_mm",
+                                          "mamba2",
+                                          "mistral",
+                                          "olmo3",
+                                          "qwen2",
+                                          "qwen3",
+                                          "qwen3_5",
+                                          "qwen3_5_mm",
+                                          "qwen3_5_moe",
+                                          "qwen3_moe",
+                                          "qwen3_next"};
 
 bool are_same_bits(const mx::array& a, const mx::array& b) {
   return mx::array_equal(a, b).item<bool>();

@@ -104,12 +104,18 @@ RopeConfig read_rope(const ConfigFields& fields, const ConfigFields& outer, cons
   return rope;
 }
 
+bool is_layer_type(const std::string& key) {
+  return key.ends_with("_attention");
+}
+
 bool is_keyed_by_layer_type(const json& parameters) {
-  return parameters.is_object() && !parameters.empty() &&
-         std::ranges::all_of(parameters, [](const json& value) { return value.is_object(); });
+  if (!parameters.is_object()) return false;
+  const auto keys = parameters.items();
+  return std::any_of(keys.begin(), keys.end(), [](const auto& item) { return is_layer_type(item.key()); });
 }
 
 void read_ropes(const ConfigFields& fields, ModelConfig& config) {
+  static const json kNone = json::object();
   const json* parameters = fields.find("rope_parameters");
   const char* key = "rope_parameters";
   if (parameters == nullptr) {
@@ -117,7 +123,6 @@ void read_ropes(const ConfigFields& fields, ModelConfig& config) {
     key = "rope_scaling";
   }
   if (parameters == nullptr) {
-    static const json kNone = json::object();
     config.rope = read_rope(ConfigFields(kNone, config.path), fields, config);
     return;
   }
@@ -127,9 +132,14 @@ void read_ropes(const ConfigFields& fields, ModelConfig& config) {
     return;
   }
   for (const auto& [layer_type, values] : parameters->items()) {
+    if (!is_layer_type(layer_type) || values.is_null()) continue;
     const ConfigFields layer(values, config.path, prefix + layer_type + ".");
     const bool is_local = layer_type == "sliding_attention" && fields.find("rope_local_base_freq") != nullptr;
     config.layer_ropes[layer_type] = read_rope(layer, fields, config, is_local ? "rope_local_base_freq" : "rope_theta");
+  }
+  if (config.layer_ropes.empty()) {
+    config.rope = read_rope(ConfigFields(kNone, config.path), fields, config);
+    return;
   }
   const auto full = config.layer_ropes.find("full_attention");
   config.rope = full == config.layer_ropes.end() ? config.layer_ropes.begin()->second : full->second;
@@ -220,12 +230,10 @@ std::optional<TokenId> read_bos_id(const ConfigFields& fields) {
   return id ? std::optional(static_cast<TokenId>(*id)) : std::nullopt;
 }
 
-// Qwen's files carry a window that is off unless use_sliding_window says otherwise; a Mistral file without the key
-// means 4096. Both are the defaults of transformers' configuration classes.
-std::optional<int> read_window(const ConfigFields& fields, const json& text, const std::string& model_type) {
+// Qwen's files carry a window that is off unless use_sliding_window says otherwise.
+std::optional<int> read_window(const ConfigFields& fields, const std::string& model_type) {
   const bool used = fields.boolean("use_sliding_window").value_or(!model_type.starts_with("qwen"));
   if (!used) return std::nullopt;
-  if (model_type == "mistral" && !text.contains("sliding_window")) return 4096;
   const auto window = fields.integer("sliding_window", 1, kMaxPosition);
   return window ? std::optional(static_cast<int>(*window)) : std::nullopt;
 }
@@ -276,11 +284,15 @@ void read_flags(const ConfigFields& fields, ModelConfig& config) {
 }
 
 // A text part without a type of its own has that of the whole.
-std::string read_model_type(const ConfigFields& fields, const ModelConfig& config) {
+std::string read_model_type(const ConfigFields& fields) {
   const auto model_type = fields.string("model_type");
   if (!model_type) fields.fail("model_type", "is missing");
-  const bool is_whole = config.is_text_part && !config.raw.contains("model_type");
-  return is_whole ? *model_type + "_text" : *model_type;
+  return text_part_type(*model_type);
+}
+
+// The same decoder, without experts or inputs of each layer's own, and with other defaults.
+std::string family_type(const std::string& model_type) {
+  return model_type == "gemma4_unified_text" ? "gemma4_text" : model_type;
 }
 
 ModelConfig read_fields(const json& whole, const std::string& path, const ModelTypeCheck& check) {
@@ -295,24 +307,32 @@ ModelConfig read_fields(const json& whole, const std::string& path, const ModelT
     config.outer = whole;
     config.outer.erase("text_config");
   }
-  config.model_type = read_model_type(
-      ConfigFields(config.raw, path, config.is_text_part ? "text_config." : "", config.is_text_part ? &outer : nullptr),
-      config);
+  const std::string prefix = config.is_text_part ? "text_config." : "";
+  const ConfigFields* around = config.is_text_part ? &outer : nullptr;
+  const ConfigFields stated(config.raw, path, prefix, around);
+  const std::string model_type = read_model_type(stated);
+  config.model_type = family_type(model_type);
   if (check) check(config.model_type, path);
-  config.family_keys = with_defaults(config.model_type, config.raw, config.is_text_part ? &whole : nullptr);
-  const ConfigFields fields(config.family_keys, path, config.is_text_part ? "text_config." : "",
-                            config.is_text_part ? &outer : nullptr);
+  config.family_keys = with_defaults(model_type, config.raw, config.is_text_part ? &whole : nullptr);
+  const ConfigFields fields(config.family_keys, path, prefix, around);
   read_sizes(fields, config);
   read_flags(fields, config);
-  config.sliding_window = read_window(fields, config.family_keys, config.model_type);
+  config.sliding_window = read_window(fields, config.model_type);
   read_ropes(fields, config);
   config.quantization = find_quantization(fields, config);
-  add_eos_ids(fields, config.eos_ids);
-  config.bos_id = read_bos_id(fields);
+  add_eos_ids(stated, config.eos_ids);
+  config.bos_id = read_bos_id(stated);
   if (config.n_heads > 0) {
     check_heads(config, {"num_attention_heads", "num_key_value_heads", "head_dim", "partial_rotary_factor"});
   }
   return config;
+}
+
+// Defaults, which count where no file names tokens.
+void fill_in_tokens(ModelConfig& config) {
+  const ConfigFields fields = family_fields(config);
+  if (config.eos_ids.empty()) add_eos_ids(fields, config.eos_ids);
+  if (!config.bos_id) config.bos_id = read_bos_id(fields);
 }
 
 void check_rotated(const ModelConfig& config, const RopeConfig& rope, const ConfigKeys& keys) {
@@ -367,20 +387,25 @@ void check_heads(const ModelConfig& config, const ConfigKeys& keys) {
 }
 
 ModelConfig parse_config(std::string_view json_text, const std::string& path, const ModelTypeCheck& check) {
-  return read_fields(parse_json(json_text, path), path, check);
+  ModelConfig config = read_fields(parse_json(json_text, path), path, check);
+  fill_in_tokens(config);
+  return config;
 }
 
 ModelConfig read_config(const std::filesystem::path& directory, const ModelTypeCheck& check) {
   const auto path = directory / "config.json";
-  ModelConfig config = parse_config(read_text_file(path, kMaxConfigBytes), path.string(), check);
+  const json whole = parse_json(read_text_file(path, kMaxConfigBytes), path.string());
+  ModelConfig config = read_fields(whole, path.string(), check);
 
   const auto generation_path = directory / "generation_config.json";
-  if (!entry_exists(generation_path)) return config;
-  const std::string name = generation_path.string();
-  const json generation = parse_json(read_text_file(generation_path, kMaxConfigBytes), name);
-  const ConfigFields fields(generation, name);
-  add_eos_ids(fields, config.eos_ids);
-  if (!config.bos_id) config.bos_id = read_bos_id(fields);
+  if (entry_exists(generation_path)) {
+    const std::string name = generation_path.string();
+    const json generation = parse_json(read_text_file(generation_path, kMaxConfigBytes), name);
+    const ConfigFields fields(generation, name);
+    add_eos_ids(fields, config.eos_ids);
+    if (!config.bos_id) config.bos_id = read_bos_id(fields);
+  }
+  fill_in_tokens(config);
   return config;
 }
 

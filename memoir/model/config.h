@@ -74,7 +74,7 @@ struct QuantizationConfig {
 struct ModelConfig {
   std::string path;           // of the file it was read from, for messages
   std::string model_type;     // Hugging Face's name: "llama", "mistral", "qwen3_moe", ...; of the text part
-  bool is_text_part = false;  // of a multimodal model, whose weights have names for several parts
+  bool is_text_part = false;  // it stands under text_config
   int n_layers = 0;
   int hidden_size = 0;
   int intermediate_size = 0;  // 0 in models without attention (mamba2), or with experts alone

@@ -1,8 +1,10 @@
 #include "memoir/model/config_defaults.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <string>
+#include <utility>
 
 namespace memoir::model {
 namespace {
@@ -14,8 +16,11 @@ struct Defaults {
   std::string_view keys;
 };
 
-// From transformers 5.24, models/*/configuration_*.py. Gemma's published files leave out sizes too.
+// From transformers 5.24, models/*/configuration_*.py. Gemma's published files leave out sizes too. Llama and Mistral
+// without ids of tokens: there are vocabularies of all kinds under these names.
 constexpr std::array kDefaults = {
+    Defaults{"llama", R"({"max_position_embeddings": 2048})"},
+    Defaults{"mistral", R"({"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096})"},
     Defaults{"qwen2", R"({"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096,
                           "use_sliding_window": false, "max_window_layers": 28})"},
     Defaults{"qwen3", R"({"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768,
@@ -92,6 +97,16 @@ constexpr std::array kDefaults = {
                                                         "rope_theta": 1e6}},
                  "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "attention_k_eq_v": false,
                  "num_kv_shared_layers": 0, "enable_moe_block": false, "use_double_wide_mlp": false})"},
+    Defaults{"gemma4_unified_text",
+             R"({"vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+                 "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+                 "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 262144, "eos_token_id": 1,
+                 "bos_token_id": 2, "tie_word_embeddings": true, "sliding_window": 1024,
+                 "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                                     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
+                                                        "rope_theta": 1e6}},
+                 "attention_k_eq_v": false, "num_kv_shared_layers": 0, "enable_moe_block": false,
+                 "use_double_wide_mlp": false})"},
     Defaults{"deepseek_v3", R"({"moe_intermediate_size": 2048, "n_shared_experts": 1, "n_routed_experts": 256,
                                 "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536,
                                 "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128, "n_group": 8,
@@ -99,6 +114,35 @@ constexpr std::array kDefaults = {
                                 "norm_topk_prob": true, "max_position_embeddings": 4096, "bos_token_id": 0,
                                 "eos_token_id": 1, "rope_interleave": true, "num_nextn_predict_layers": 1})"},
 };
+
+// Another name for a key of a model type, which counts where a file has both.
+struct OtherName {
+  std::string_view model_type;
+  const char* name;
+  const char* key;
+};
+
+constexpr std::array kOtherNames = {
+    OtherName{"lfm2", "block_ff_dim", "intermediate_size"},
+    OtherName{"lfm2", "tie_embedding", "tie_word_embeddings"},
+    OtherName{"gpt_oss", "num_experts", "num_local_experts"},
+    OtherName{"deepseek_v3", "num_local_experts", "n_routed_experts"},
+    OtherName{"deepseek_v3", "num_mtp_layers", "num_nextn_predict_layers"},
+};
+
+// What a text part is called by the name of the whole; also of files that have the whole's name and the text part
+// alone. (A text part of another kind has a name of its own.)
+constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kTextParts = {{
+    {"gemma3", "gemma3_text"},
+    {"gemma4", "gemma4_text"},
+    {"gemma4_unified", "gemma4_unified_text"},
+    {"llama4", "llama4_text"},
+    {"qwen3_5", "qwen3_5_text"},
+    {"qwen3_5_moe", "qwen3_5_moe_text"},
+    {"mistral3", "mistral"},
+    {"cohere2_vision", "cohere2"},
+    {"lfm2_vl", "lfm2"},
+}};
 
 bool has_value(const json* object, const std::string& key) {
   if (object == nullptr) return false;
@@ -123,14 +167,21 @@ const json& config_defaults(std::string_view model_type) {
   return found == kParsed.end() ? kNone : found->second;
 }
 
+std::string text_part_type(const std::string& model_type) {
+  const auto found = std::ranges::find(kTextParts, model_type, [](const auto& part) { return part.first; });
+  return found == kTextParts.end() ? model_type : std::string(found->second);
+}
+
 json with_defaults(std::string_view model_type, const json& text, const json* outer) {
   json merged = text;
+  for (const OtherName& other : kOtherNames) {
+    if (other.model_type == model_type && has_value(&text, other.name)) merged[other.key] = text[other.name];
+  }
   for (const auto& [key, value] : config_defaults(model_type).items()) {
     const bool is_rope = key == "rope_scaling" || key == "rope_parameters";
-    if (is_rope ? has_value(&text, "rope_scaling") || has_value(&text, "rope_parameters") : text.contains(key))
+    if (is_rope ? has_value(&text, "rope_scaling") || has_value(&text, "rope_parameters") : merged.contains(key))
       continue;
     if (is_token_or_tie(key) && has_value(outer, key)) continue;
-    if (key == "num_local_experts" && has_value(&text, "num_experts")) continue;  // another name for it
     merged[key] = value;
   }
   return merged;

@@ -65,8 +65,15 @@ std::vector<bool> layers_with_experts(const ConfigFields& fields, int n_layers) 
   return has_experts;
 }
 
+// The first files have a number for it, of which only 0 means no.
+bool has_temperature(const ConfigFields& fields) {
+  constexpr const char* kKey = "attn_temperature_tuning";
+  const nlohmann::json* value = fields.find(kKey);
+  return value && value->is_number() ? fields.required_number(kKey) != 0 : fields.required_boolean(kKey);
+}
+
 std::optional<Temperature> read_temperature(const ConfigFields& fields) {
-  if (!fields.required_boolean("attn_temperature_tuning")) return std::nullopt;
+  if (!has_temperature(fields)) return std::nullopt;
   return Temperature{static_cast<float>(fields.required_number("attn_scale")),
                      static_cast<float>(fields.size("floor_scale", kMaxPosition))};
 }

@@ -81,6 +81,7 @@ class Olmo3Layer : public DecoderLayer {
 std::vector<kernels::Rope> read_ropes(const ModelConfig& config) {
   RopeConfig plain;
   plain.theta = family_fields(config).positive("rope_theta").value_or(plain.theta);
+  if (config.layer_ropes.empty() && config.raw.contains("rope_parameters")) plain.theta = config.rope.theta;
   const RopeConfig full = config.layer_ropes.empty() ? config.rope : rope_of_type(config, kFullAttention, plain);
   return {make_rope(full, config.head_dim, config.path),
           make_rope(rope_of_type(config, kSlidingAttention, plain), config.head_dim, config.path)};

@@ -47,10 +47,7 @@ bool is_derived(const std::string& name) {
 class SafetensorsWeights : public Weights {
  public:
   SafetensorsWeights(const fs::path& directory, const ModelConfig& config)
-      : Weights(directory.string()),
-        quantization_(config.quantization),
-        tie_embeddings_(config.tie_embeddings),
-        is_text_part_(config.is_text_part) {
+      : Weights(directory.string()), quantization_(config.quantization), tie_embeddings_(config.tie_embeddings) {
     for (const fs::path& path : files_of(directory)) open(path);
     check_index(directory);
     check_overrides(config.path);
@@ -139,7 +136,7 @@ class SafetensorsWeights : public Weights {
   // nullopt for a tensor that is passed over.
   std::optional<std::string> offered_name(const std::string& name) const {
     if (is_derived(name)) return std::nullopt;
-    std::optional<std::string> offered = is_text_part_ ? text_tensor_name(name) : std::optional(name);
+    std::optional<std::string> offered = text_tensor_name(name);
     if (offered && tie_embeddings_ && offered->starts_with("lm_head.")) return std::nullopt;
     return offered;
   }
@@ -340,7 +337,6 @@ class SafetensorsWeights : public Weights {
 
   std::optional<QuantizationConfig> quantization_;
   bool tie_embeddings_;
-  bool is_text_part_;
   std::set<std::string> in_files_;    // all names
   std::vector<std::string> indexed_;  // the tensors that the index names, if there is one
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
