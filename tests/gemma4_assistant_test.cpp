@@ -230,6 +230,59 @@ TEST(AssistantRefusal, OtherFamiliesSizesAndVocabulariesAreRefusedByName) {
   EXPECT_MENTIONS(fit_error(assistant, *moe.model), "the assistant was made for another model");
 }
 
+// Of a target with another vocabulary, and one without a layer of a kind that the assistant reads; an assistant for
+// hidden states of another size.
+TEST(AssistantRefusal, AnotherVocabularyLayersAndHiddenSizeAreRefusedByName) {
+  const test::fs::path assistant = test::data("gemma4_assistant") / "assistant";
+  const auto first = [](mx::array& a, int n, int axis) {
+    mx::Shape end = a.shape();
+    end[static_cast<std::size_t>(axis)] = n;
+    a = mx::contiguous(mx::slice(a, mx::Shape(end.size(), 0), end));
+  };
+  const auto error_of = [&](const std::function<void(nlohmann::json&)>& edit_of_config,
+                            const std::function<void(Tensors&)>& edit_of_tensors) {
+    const TemporaryFolder folder;
+    const test::fs::path target = test::copied_model(folder, (test::fs::path("gemma4_assistant") / "target").string());
+    test::edit_config(target, edit_of_config);
+    test::edit_tensors(target, edit_of_tensors);
+    const model::LoadedModel loaded = model::load_model(target);
+    return fit_error(assistant, *loaded.model);
+  };
+  const auto fewer_tokens = [](nlohmann::json& config) {
+    config["vocab_size"] = config["vocab_size_per_layer_input"] = 96;
+  };
+  EXPECT_MENTIONS(error_of(fewer_tokens,
+                           [&](Tensors& tensors) {
+                             first(tensors.at("model.embed_tokens.weight"), 96, 0);
+                             first(tensors.at("model.embed_tokens_per_layer.weight"), 96, 0);
+                           }),
+                  "text_config.vocab_size: is 160, the model's is 96");
+  const auto one_layer = [](nlohmann::json& config) {
+    config["num_hidden_layers"] = 1;
+    config["num_kv_shared_layers"] = 0;
+    config["layer_types"] = {"sliding_attention"};
+  };
+  EXPECT_MENTIONS(error_of(one_layer,
+                           [&](Tensors& tensors) {
+                             std::erase_if(tensors, [](const auto& entry) {
+                               return entry.first.starts_with("model.layers.") &&
+                                      !entry.first.starts_with("model.layers.0.");
+                             });
+                             first(tensors.at("model.embed_tokens_per_layer.weight"), 8, 1);
+                             first(tensors.at("model.per_layer_model_projection.weight"), 8, 0);
+                           }),
+                  "text_config.layer_types: has full_attention, the model has none");
+  const TemporaryFolder folder;
+  const test::fs::path wider = test::copied_model(folder, (test::fs::path("gemma4_assistant") / "assistant").string());
+  test::edit_config(wider, [](nlohmann::json& config) { config["backbone_hidden_size"] = 48; });
+  test::edit_tensors(wider, [](Tensors& tensors) {
+    tensors.insert_or_assign("pre_projection.weight", mx::zeros({24, 96}));
+    tensors.insert_or_assign("post_projection.weight", mx::zeros({48, 24}));
+  });
+  const model::LoadedModel loaded = model::load_model(test::data("gemma4_assistant") / "target");
+  EXPECT_MENTIONS(fit_error(wider, *loaded.model), "backbone_hidden_size: is 48, the model's is 32");
+}
+
 TEST(AssistantRefusal, AnAssistantIsNoModelByItself) {
   EXPECT_MENTIONS(test::load_error(test::data("gemma4_assistant") / "assistant"), "'gemma4_assistant' guesses tokens");
 }

@@ -9,7 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "memoir/base/error.h"
+#include "memoir/model/mtp_head.h"
 #include "tests/gguf_twin.h"
+#include "tests/golden.h"
+#include "tests/mtp_files.h"
 
 namespace mx = mlx::core;
 
@@ -317,6 +321,89 @@ INSTANTIATE_TEST_SUITE_P(Architectures, GgufHybrid, testing::ValuesIn(twins()),
 
 TEST_P(GgufHybrid, GivesTheBitsOfTheDirectoryWithTheSameValues) {
   test::expect_same_logits(GetParam());
+}
+
+// ---- Heads that predict further tokens: a block behind the model's, as convert_hf_to_gguf.py has it
+
+// The head's tensors of tests/data/mtp, by the file's names, in block n_layers.
+void add_head(const Twin& twin, const json& config, GgufWriter& file, int n_head_layers) {
+  const int n_layers = config["num_hidden_layers"];
+  Tensors tensors = mx::load_safetensors((test::data("mtp") / (twin.golden + ".safetensors")).string()).first;
+  add_one_to_norms(tensors);
+  Tensors of_layer;
+  const std::string kLayer = "mtp.layers.0.";
+  const std::map<std::string, std::string> kOthers = {{"mtp.fc.weight", "nextn.eh_proj.weight"},
+                                                      {"mtp.pre_fc_norm_embedding.weight", "nextn.enorm.weight"},
+                                                      {"mtp.pre_fc_norm_hidden.weight", "nextn.hnorm.weight"},
+                                                      {"mtp.norm.weight", "nextn.shared_head_norm.weight"}};
+  for (const auto& [name, tensor] : tensors) {
+    if (name.starts_with(kLayer)) {
+      of_layer.emplace("model.layers.0." + name.substr(kLayer.size()), tensor);
+    } else {
+      file.floats(block(n_layers) + kOthers.at(name), tensor);
+    }
+  }
+  if (of_layer.contains("model.layers.0.mlp.gate.weight")) {
+    for (const std::string part : {"gate", "up", "down"}) {
+      std::vector<mx::array> experts;
+      for (int e = 0; e < config["num_experts"]; ++e) {
+        experts.push_back(
+            taken(of_layer, "model.layers.0.mlp.experts." + std::to_string(e) + "." + part + "_proj.weight"));
+      }
+      file.floats(block(n_layers) + "ffn_" + part + "_exps.weight", mx::stack(experts));
+    }
+    mx::array& gate = of_layer.at("model.layers.0.mlp.shared_expert_gate.weight");
+    gate = mx::flatten(gate);
+  }
+  for (const auto& [name, tensor] : of_layer) {
+    file.floats(block(n_layers) + test::gguf_name(name, twin).substr(block(0).size()), tensor);
+  }
+  file.keys.integer(twin.architecture + ".nextn_predict_layers", n_head_layers);
+}
+
+class GgufHead : public testing::TestWithParam<std::string> {
+ protected:
+  Twin twin(int n_head_layers) const {
+    Twin twin;
+    for (const Twin& one : twins()) {
+      if (one.golden == GetParam()) twin = one;
+    }
+    twin.n_more_blocks = n_head_layers;
+    twin.take = [plain = twin, n_head_layers](const json& config, Tensors& tensors, GgufWriter& file) {
+      plain.take(config, tensors, file);
+      add_head(plain, config, file, n_head_layers);
+    };
+    return twin;
+  }
+
+  test::TemporaryFolder folder_;
+};
+INSTANTIATE_TEST_SUITE_P(Models, GgufHead, testing::Values("qwen3_next", "qwen3_5"),
+                         [](const auto& param) { return param.param; });
+
+TEST_P(GgufHead, GivesTheBitsOfTheDirectoryWithTheSameValues) {
+  const test::fs::path file = test::make_twin(folder_, twin(1)) / "model.gguf";
+  const test::fs::path directory = test::model_with_head(folder_.path() / "with_head", GetParam());
+  const auto model = model::load_model(directory).model;
+  const auto states_of = [&](const test::fs::path& path) {
+    const auto head = model::load_mtp_head(path);
+    cache::ModelCache cache = head->make_cache();
+    const mx::array ids = mx::reshape(mx::astype(mx::arange(3, 40), mx::int32), {1, -1});
+    const mx::array embeddings = model->embed(ids);
+    return head->forward(embeddings, mx::negative(embeddings), cache);
+  };
+  EXPECT_TRUE(mx::array_equal(states_of(file), states_of(directory)).item<bool>());
+  EXPECT_NO_THROW(test::load_gguf(file));  // the model passes it over
+}
+
+TEST_P(GgufHead, OneOfSeveralLayersIsRefusedByItsKey) {
+  const test::fs::path file = test::make_twin(folder_, twin(2)) / "model.gguf";
+  try {
+    model::load_mtp_head(file);
+    FAIL();
+  } catch (const UnsupportedError& error) {
+    EXPECT_MENTIONS(std::string(error.what()), "nextn_predict_layers: the head has 2 layers, expected one");
+  }
 }
 
 }  // namespace

@@ -76,6 +76,7 @@ struct Twin {
   std::function<void(const json&, GgufBuilder&)> add_keys = {};
   std::function<void(const json&, Tensors&, GgufWriter&)> take = {};  // writes tensors of its own and drops them
   bool sums_in_other_order = false;                                   // columns of a matrix come in another order
+  int n_more_blocks = 0;                                              // behind the model's layers
 };
 
 // Their number of key heads is written layer by layer.
@@ -83,10 +84,11 @@ inline bool has_layers_without_heads(const json& config) {
   return config["model_type"] == "lfm2" || config["model_type"] == "granitemoehybrid";
 }
 
-inline void add_keys_of_all(const json& config, const std::string& architecture, GgufBuilder& keys) {
+inline void add_keys_of_all(const json& config, const Twin& twin, GgufBuilder& keys) {
+  const std::string& architecture = twin.architecture;
   const auto name = [&](const char* key) { return architecture + "." + key; };
   keys.string("general.architecture", architecture)
-      .integer(name("block_count"), config["num_hidden_layers"])
+      .integer(name("block_count"), config["num_hidden_layers"].get<int>() + twin.n_more_blocks)
       .integer(name("embedding_length"), config["hidden_size"])
       .integer(name("vocab_size"), config["vocab_size"]);
   if (!config.contains("num_attention_heads")) return;
@@ -148,7 +150,7 @@ inline fs::path make_twin(const TemporaryFolder& folder, const Twin& twin) {
   edit_tensors(directory, [&](Tensors& tensors) {
     edit_config(directory, [&](json& config) {
       if (twin.change) twin.change(config, tensors);
-      add_keys_of_all(config, twin.architecture, file.keys);
+      add_keys_of_all(config, twin, file.keys);
       if (twin.add_keys) twin.add_keys(config, file.keys);
       Tensors rest = tensors;
       if (twin.take) twin.take(config, rest, file);

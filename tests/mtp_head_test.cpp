@@ -11,6 +11,7 @@
 
 #include "memoir/base/error.h"
 #include "memoir/engine/mtp_drafter.h"
+#include "memoir/engine/mtp_text.h"
 #include "memoir/engine/session.h"
 #include "memoir/model/load.h"
 #include "tests/golden.h"
@@ -226,6 +227,75 @@ TEST_P(Mtp, BeginsBehindTokensThatItWasNotToldOf) {
   EXPECT_TRUE(told.propose(Tokens{8, 9, 10}, 3).empty());
 }
 
+// ---- what the prefix cache keeps
+
+// Rows and states of a text, and a text that goes on from them, against one that computed all of it: to the bit.
+TEST_P(Mtp, WhatIsKeptGoesOnAsWhatWasComputed) {
+  const std::shared_ptr<const model::MtpHead> head = model::load_mtp_head(path_);
+  Tokens text;
+  for (int i = 0; i < 70; ++i) text.push_back(3 + i * i % 90);
+  const auto told = [&](const Tokens& tokens) {
+    Session session(model());
+    auto result = std::make_unique<engine::MtpText>(head, model());
+    const model::Pass pass = session.forward_with_hidden(tokens, LogitRows::kLast, LogitRows::kAll);
+    result->taken_in({tokens, 0, pass.hidden, session.cache()});
+    return result;
+  };
+  const auto keys = [](const Tokens& tokens) { return prefix::token_keys(tokens); };
+  const auto whole = told(text);
+  ASSERT_TRUE(whole->settle(keys(text)));
+  for (const int n : {2, 3, 40, 69}) {
+    SCOPED_TRACE(n);
+    const Tokens begin(text.begin(), text.begin() + n);
+    Tokens other = begin;
+    for (int i = n; i < 70; ++i) other.push_back(7);
+    // Rows of another text that begins alike are the same, and so is the state.
+    const auto donor = told(other);
+    ASSERT_TRUE(donor->settle(keys(begin)));
+    cache::ModelCache kept = engine::companion_caches(head, model()).make();
+    const auto rows = donor->rows(0, n);
+    ASSERT_TRUE(kept.layer(0).restore(rows.get(), n));
+    ASSERT_TRUE(kept.layer(1).restore(donor->state_at(n).get(), n));
+    engine::MtpText restored(head, model());
+    restored.restore(begin, kept);
+    EXPECT_EQ(restored.slots().offset(), n - 1);
+    EXPECT_EQ(restored.n_waiting(), 1);
+    // The model goes on from there.
+    Session session(model());
+    session.forward(begin, LogitRows::kLast);
+    const Tokens rest(text.begin() + n, text.end());
+    const model::Pass pass = session.forward_with_hidden(rest, LogitRows::kLast, LogitRows::kAll);
+    restored.taken_in({rest, n, pass.hidden, session.cache()});
+    ASSERT_TRUE(restored.settle(keys(text)));
+    const auto mine = restored.slots().layer(0).state();
+    const auto expected = whole->slots().layer(0).state();
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(mx::array_equal(mine[i], expected[i]).item<bool>());
+    Tokens longer = text;
+    longer.push_back(9);
+    EXPECT_EQ(restored.propose(longer, kDrafts), whole->propose(longer, kDrafts));
+  }
+}
+
+TEST_P(Mtp, NothingIsKeptOfATextThatItWasNotToldOf) {
+  Session session(model());
+  engine::MtpText told(model::load_mtp_head(path_), model());
+  const auto keys = [](const Tokens& tokens) { return prefix::token_keys(tokens); };
+  EXPECT_FALSE(told.settle(keys({5, 6})));
+  const model::Pass pass = session.forward_with_hidden(Tokens{5, 6, 7}, LogitRows::kLast, LogitRows::kAll);
+  told.taken_in({Tokens{5, 6, 7}, 0, pass.hidden, session.cache()});
+  EXPECT_TRUE(told.settle(keys({5, 6, 7})));
+  EXPECT_FALSE(told.settle(keys({5, 6, 7, 8})));
+  EXPECT_FALSE(told.settle(keys({5, 9, 7})));
+  EXPECT_FALSE(told.settle(keys({5})));  // of one token there is no slot
+  EXPECT_EQ(told.state_at(0), nullptr);
+  EXPECT_NE(told.state_at(3), nullptr);
+  EXPECT_EQ(told.state_at(4), nullptr);
+  // Behind tokens of a cache from a file.
+  engine::MtpText late(model::load_mtp_head(path_), model());
+  late.taken_in({Tokens{5, 6, 7}, 10, pass.hidden, session.cache()});
+  EXPECT_FALSE(late.settle(keys({5, 6, 7})));
+}
+
 // ---- what is refused
 
 TEST_P(Mtp, MissingExtraAndMisshapenTensorsAreNamed) {
@@ -242,7 +312,9 @@ TEST_P(Mtp, MissingExtraAndMisshapenTensorsAreNamed) {
   edit_head([](Tensors& tensors) { tensors.insert_or_assign("mtp.extra.weight", mx::zeros({4})); });
   EXPECT_MENTIONS(head_error(), "mtp.extra.weight");
   edit_head([](Tensors& tensors) { tensors.insert_or_assign("mtp.layers.1.mlp.x.weight", mx::zeros({4})); });
-  EXPECT_MENTIONS(head_error(), "a head of several layers");
+  EXPECT_MENTIONS(head_error(), "mtp.layers.1: the head has several layers, expected one");
+  test::edit_config(path_, [](nlohmann::json& config) { config["mtp_num_hidden_layers"] = 2; });
+  EXPECT_MENTIONS(head_error(), "mtp_num_hidden_layers: the head has 2 layers, expected one");
   EXPECT_NO_THROW(model::load_model(path_));  // which needs none
 }
 
@@ -250,7 +322,8 @@ TEST(MtpRefusal, AModelWithoutAHeadIsNamed) {
   for (const char* name : {"llama", "qwen3_5"}) {
     EXPECT_THROW(model::load_mtp_head(test::data(name)), UnsupportedError);
   }
-  EXPECT_THROW(model::load_mtp_head(test::data("llama") / "model.safetensors"), UnsupportedError);
+  EXPECT_THROW(model::load_mtp_head(test::data("llama") / "model.safetensors"), FormatError);
+  EXPECT_THROW(model::load_mtp_head(test::data("gguf") / "small.gguf"), InputError);
   EXPECT_THROW(model::load_mtp_head("/nowhere"), FileError);
 }
 

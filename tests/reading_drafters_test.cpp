@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,13 +15,16 @@
 #include "memoir/engine/assistant_drafter.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/mtp_drafter.h"
+#include "memoir/engine/prefix_store.h"
 #include "memoir/engine/session.h"
 #include "memoir/model/load.h"
+#include "memoir/prefix/directory_tier.h"
 #include "tests/golden.h"
 #include "tests/model_files.h"
 #include "tests/mtp_files.h"
 
 namespace mx = mlx::core;
+namespace fs = std::filesystem;
 
 namespace memoir::engine {
 namespace {
@@ -27,6 +32,7 @@ namespace {
 using Tokens = std::vector<TokenId>;
 
 constexpr int kLength = 200;
+constexpr std::size_t kLots = std::size_t{1} << 30;
 
 struct Setup {
   std::string name;
@@ -76,6 +82,7 @@ class Compared final : public Drafter {
   Reads reads() const override { return drafter_->reads(); }
   void taken_in(const TakenIn& taken) override { drafter_->taken_in(taken); }
   int lookahead() const override { return drafter_->lookahead(); }
+  std::shared_ptr<prefix::Companion> companion() override { return drafter_->companion(); }
 
   int n_compared() const { return n_compared_; }
 
@@ -121,6 +128,25 @@ class ReadingDrafter : public testing::TestWithParam<Setup> {
   Tokens plain(const Tokens& prompt, const GenerateOptions& options) const {
     Session session(model());
     return generate(session, prompt, options, nullptr).tokens;
+  }
+
+  // The drafter's companion too, where it has one.
+  std::optional<prefix::CompanionCaches> companion() const {
+    if (!GetParam().has_head) return std::nullopt;
+    return companion_caches(model::load_mtp_head(path_), model());
+  }
+  std::unique_ptr<prefix::Store> store(const std::optional<prefix::DirectoryTierOptions>& directory = {},
+                                       std::size_t n_bytes = kLots) const {
+    prefix::StoreOptions options;
+    options.max_bytes = n_bytes;
+    options.policy = {.share = 1e9, .min_spacing = 24, .rowless_spacing = 24, .close = 6};
+    return make_prefix_store(model(), options, {}, directory, companion());
+  }
+
+  // Every second token another one, so that texts differ from there on.
+  Tokens changed(Tokens tokens, std::size_t from) const {
+    for (std::size_t i = from; i < tokens.size(); i += 2) tokens[i] = (tokens[i] + 1) % model().config().vocab_size;
+    return tokens;
   }
 
   Tokens joined(Tokens a, const Tokens& b) const {
@@ -202,6 +228,70 @@ TEST_P(ReadingDrafter, StaysLevelThroughAPrefixHit) {
   for (const Tokens& prompt : prompts) {
     ASSERT_EQ(generate(session, prompt, drafting, nullptr).tokens, plain(prompt, options(24)));
   }
+}
+
+// What a session has left is in the prefix cache, and what the drafter kept of it.
+TEST_P(ReadingDrafter, StaysLevelThroughThePrefixCache) {
+  const auto store = this->store();
+  Compared drafter = compared();
+  Session session(model(), {}, store.get());
+  const Tokens first = joined(prompt_, plain(prompt_, options(60)));
+  const Tokens second = changed(first, first.size() / 3);
+  int n_back = 0;  // tokens that the session had not itself
+  for (const Tokens& text : {first, second, first, changed(second, second.size() - 8), second, first}) {
+    GenerateOptions drafting = with(drafter, 4, options(30));
+    drafting.prefill_chunk = 33;
+    const auto n_live = std::mismatch(session.tokens().begin(), session.tokens().end(), text.begin(), text.end());
+    const Completion completion = generate(session, text, drafting, nullptr);
+    ASSERT_EQ(completion.tokens, plain(text, options(30)));
+    n_back += std::max(0, completion.cached_tokens - static_cast<int>(n_live.second - text.begin()));
+  }
+  EXPECT_GT(n_back, 50);
+  EXPECT_EQ(store->counters().n_failed_restores, 0U);
+  EXPECT_EQ(store->counters().n_failed_inserts, 0U);
+  EXPECT_EQ(store->trie().check(), "");
+}
+
+// A process that ended left its blocks in a folder: another drafter, session and store go on from them.
+TEST_P(ReadingDrafter, StaysLevelThroughAPrefixCacheInAFolder) {
+  prefix::DirectoryTierOptions directory;
+  directory.path = folder_.path() / "cache";
+  directory.model = "a model";
+  fs::create_directories(directory.path);
+  Tokens text = prompt_;
+  for (int i = 0; i < 3; ++i) {
+    SCOPED_TRACE(i);
+    const auto store = this->store(directory);
+    Compared drafter = compared();
+    Session session(model(), {}, store.get());
+    const Completion completion = generate(session, text, with(drafter, 4, options(100)), nullptr);
+    ASSERT_EQ(completion.tokens, plain(text, options(100)));
+    EXPECT_GT(drafter.n_compared(), 5);
+    if (i > 0) {
+      EXPECT_GT(completion.cached_tokens, static_cast<int>(text.size()) / 2);
+    }
+    text = joined(joined(text, completion.tokens), {3, 5, 7});
+  }
+}
+
+// What a drafter has not followed from the beginning is not kept, and what is kept without room goes.
+TEST_P(ReadingDrafter, TokensAreThoseOfPlainDecodingInLittleRoomForWhatIsKept) {
+  const auto store = this->store({}, 60'000);
+  const Tokens first = joined(prompt_, plain(prompt_, options(60)));
+  Session session(model(), {}, store.get());
+  auto drafter = make();
+  for (std::size_t i = 0; i < 12; ++i) {
+    const Tokens text = changed(first, first.size() * (i % 5) / 5);
+    if (i % 4 == 3) drafter = make();
+    GenerateOptions drafting = with(*drafter, 4, options(20));
+    int n_chunks = 0;
+    if (i % 3 == 1) drafting.should_cancel = [&] { return ++n_chunks > 6; };
+    const Tokens tokens = generate(session, text, drafting, nullptr).tokens;
+    const Tokens expected = plain(text, options(20));
+    ASSERT_EQ(tokens, Tokens(expected.begin(), expected.begin() + static_cast<std::ptrdiff_t>(tokens.size())));
+  }
+  EXPECT_LE(store->size_bytes(), store->max_bytes());
+  EXPECT_EQ(store->trie().check(), "");
 }
 
 TEST_P(ReadingDrafter, StaysLevelWhereARunIsLeftInTheMiddleOfARound) {

@@ -173,6 +173,58 @@ TEST(SchedulerDrafting, TheModelsOwnHeadGivesTheTokensOfARequestAlone) {
   }
 }
 
+// Behind a prefix that another sequence computed, from the begin or caught up with, the head proposes what it proposes
+// where all was computed.
+TEST(SchedulerDrafting, ProposalsBehindARestoredPrefixAreThoseOfARunThatComputedIt) {
+  const test::TemporaryFolder folder;
+  for (const std::string name : {"qwen3_5", "qwen3_next"}) {
+    SCOPED_TRACE(name);
+    const test::fs::path path = test::model_with_head(folder.path() / name, name);
+    const model::LoadedModel loaded = model::load_model(path);
+    const Drafting drafting = always(draft_with_head(model::load_mtp_head(path), *loaded.model));
+    const auto runner = [&](std::size_t n_bytes) {
+      return std::make_unique<ModelRunner>(model::load_model(path).model, prefix::StoreOptions{.max_bytes = n_bytes},
+                                           cache::CacheOptions{}, std::nullopt, drafting);
+    };
+    Tokens text;
+    for (int i = 0; i < 130; ++i) text.push_back(i * i % 90);
+    Tokens other(text.begin(), text.begin() + 80);
+    for (int i = 0; i < 60; ++i) other.push_back(i * 3 % 90);
+    const std::vector<int> turn_ends = {80};
+    const auto create = [&](ModelRunner& on, SequenceId id, const Tokens& tokens) {
+      return on.create({id, tokens, static_cast<int>(tokens.size()), turn_ends});
+    };
+    // All but the last token, in two passes.
+    const auto drafts_of = [](ModelRunner& on, SequenceId id, const Tokens& tokens) {
+      while (on.offset(id) + 1 < static_cast<int>(tokens.size())) {
+        const auto n_held = static_cast<std::size_t>(on.offset(id));
+        const std::size_t n = std::min<std::size_t>(tokens.size() - 1 - n_held, 70);
+        const StepRunner::Slice slice{id, std::span(tokens).subspan(n_held, n), true};
+        on.run({&slice, 1});
+      }
+      return on.propose(id, tokens, 4);
+    };
+    const auto alone = runner(0);
+    create(*alone, 1, text);
+    create(*alone, 2, other);
+    const Tokens of_text = drafts_of(*alone, 1, text);
+    const Tokens of_other = drafts_of(*alone, 2, other);
+    ASSERT_EQ(of_text.size(), 4U);
+    const auto shared = runner(kPlenty);
+    EXPECT_EQ(create(*shared, 1, text), 0);
+    EXPECT_EQ(create(*shared, 2, other), 0);
+    EXPECT_EQ(drafts_of(*shared, 1, text), of_text);
+    EXPECT_EQ(shared->catch_up({2, other, static_cast<int>(other.size()), turn_ends}, 1), 80);
+    EXPECT_EQ(drafts_of(*shared, 2, other), of_other);
+    shared->retire(1);
+    EXPECT_EQ(create(*shared, 3, other), 136);  // 4 tokens before the prompt's end
+    EXPECT_EQ(drafts_of(*shared, 3, other), of_other);
+    EXPECT_EQ(create(*shared, 4, text), 129);  // where the sequence ended
+    EXPECT_EQ(shared->propose(4, text, 4), of_text);
+    EXPECT_EQ(shared->store().counters().n_failed_restores, 0U);
+  }
+}
+
 TEST(SchedulerDrafting, AnAssistantGivesTheTokensOfARequestAlone) {
   for (const std::string name : {"gemma4_assistant", "gemma4_assistant_ordered"}) {
     SCOPED_TRACE(name);

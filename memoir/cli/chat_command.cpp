@@ -48,14 +48,13 @@ class Chat {
         tokenizer_(*loaded.tokenizer),
         template_(*loaded.tokenizer->chat_template()),
         end_tokens_(loaded.end_tokens),
-        options_(arguments.sampling.generate_options(loaded)),
+        options_(drafting_options(arguments, loaded)),
         store_(make_store(arguments, *loaded.model)),
         session_(*loaded.model, arguments.kv.cache_options(loaded.model->config()), store_.get(),
                  arguments.shift.shift(loaded, {{"--prompt-cache", arguments.cache.is_used()},
                                                 {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
                                                 {"--draft", arguments.draft.is_asked_for()},
                                                 {"--max-kv-size", arguments.kv.max_size > 0}})) {
-    arguments.draft.use(arguments.run.model, loaded, options_);
     options_.should_cancel = [this] { return interrupt_.is_set(); };
     arguments.cache.load_into(session_);
     if (LineEditor::is_usable()) editor_.emplace(kPrompt);
@@ -81,12 +80,18 @@ class Chat {
   }
 
  private:
+  static engine::GenerateOptions drafting_options(ChatArguments& arguments, const model::LoadedModel& loaded) {
+    engine::GenerateOptions options = arguments.sampling.generate_options(loaded);
+    arguments.draft.use(arguments.run.model, loaded, options);
+    return options;
+  }
+
   // Rows that a shift has moved are not what computing them would give.
   static std::unique_ptr<prefix::Store> make_store(const ChatArguments& arguments, const model::Model& model) {
     const cache::CacheOptions caches = arguments.kv.cache_options(model.config());
     arguments.prefix_cache.check(!arguments.shift.is_used() && caches.quantize_from == 0, caches);
     if (arguments.shift.is_used()) return nullptr;
-    return arguments.prefix_cache.store(arguments.run.model, model, caches);
+    return arguments.prefix_cache.store(arguments.run.model, model, caches, arguments.draft.companion());
   }
 
   void reset() {

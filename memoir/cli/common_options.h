@@ -91,6 +91,9 @@ class DraftOptions {
   /// but for the model's caches.
   void use(const std::string& model, const model::LoadedModel& loaded, engine::GenerateOptions& options);
 
+  /// What the drafter in use keeps beside a model's cache, for a prefix store.
+  std::optional<prefix::CompanionCaches> companion() const { return drafting_ ? drafting_->companion : std::nullopt; }
+
   /// What a service's drafts come from, nullopt where none are asked for. model: what the model was named, or its path;
   /// caches: what it runs with; n_at_once: as engine::DraftModel.
   /// Throws UsageError if the draft model's vocabulary is another than the model's, or caches can't take drafts back,

@@ -289,7 +289,7 @@ int run_generate(GenerateArguments& arguments) {
   // A single prompt has no use for one that does not last.
   std::unique_ptr<prefix::Store> store;
   if (arguments.prefix_cache.has_directory()) {
-    store = arguments.prefix_cache.store(arguments.run.model, *loaded.model, caches);
+    store = arguments.prefix_cache.store(arguments.run.model, *loaded.model, caches, arguments.draft.companion());
     options.turn_ends = engine::turn_ends(prompt, loaded.end_tokens);
   }
   engine::Session session(*loaded.model, caches, store.get(), shift);

@@ -69,14 +69,15 @@ void PrefixCacheArguments::check(bool is_kept, const cache::CacheOptions& caches
   if (caches.quantization) throw UsageError("--prefix-cache-format q8: with --kv the rows are quantized already");
 }
 
-std::unique_ptr<prefix::Store> PrefixCacheArguments::store(const std::string& model_name, const model::Model& model,
-                                                           const cache::CacheOptions& caches) const {
+std::unique_ptr<prefix::Store> PrefixCacheArguments::store(
+    const std::string& model_name, const model::Model& model, const cache::CacheOptions& caches,
+    const std::optional<prefix::CompanionCaches>& companion) const {
   if (caches.quantize_from > 0 && has_directory()) {
     throw UsageError("--prefix-cache-dir: --quantized-kv-start changes the format of what would be kept");
   }
   std::optional<prefix::DirectoryTierOptions> tier = directory(model_name);
   if (bytes_ == 0 || caches.quantize_from > 0) return nullptr;
-  return engine::make_prefix_store(model, {.max_bytes = bytes_, .format = format_}, caches, std::move(tier));
+  return engine::make_prefix_store(model, {.max_bytes = bytes_, .format = format_}, caches, std::move(tier), companion);
 }
 
 }  // namespace memoir::cli

@@ -13,6 +13,7 @@
 #include "memoir/cache/kv.h"
 #include "memoir/cli/memory_size.h"
 #include "memoir/model/model.h"
+#include "memoir/prefix/companion_caches.h"
 #include "memoir/prefix/directory_options.h"
 #include "memoir/prefix/store.h"
 
@@ -35,10 +36,12 @@ class PrefixCacheArguments {
   /// command computes; or, for a format, rows are quantized already.
   void check(bool is_kept, const cache::CacheOptions& caches) const;
 
-  /// A store for sessions with caches of these options; null where nothing can be kept.
+  /// A store for sessions with caches of these options and a drafter with such a companion; null where nothing can be
+  /// kept.
   /// Throws as directory() and make_prefix_store(), and UsageError for --quantized-kv-start with a directory.
   std::unique_ptr<prefix::Store> store(const std::string& model_name, const model::Model& model,
-                                       const cache::CacheOptions& caches) const;
+                                       const cache::CacheOptions& caches,
+                                       const std::optional<prefix::CompanionCaches>& companion) const;
 
  private:
   CLI::Option* bytes_option_ = nullptr;

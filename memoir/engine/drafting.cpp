@@ -50,6 +50,7 @@ Drafting draft_with_model(std::shared_ptr<const model::LoadedModel> draft, std::
 Drafting draft_with_head(std::shared_ptr<const model::MtpHead> head, const model::Model& target) {
   Drafting drafting;
   drafting.cost = cost_of(*head, target);
+  drafting.companion = companion_caches(head, target);
   drafting.make = [head = std::move(head)](const model::Model& model) {
     return std::make_unique<MtpDrafter>(head, model);
   };

@@ -12,6 +12,7 @@
 
 #include "memoir/engine/cache_cost.h"
 #include "memoir/engine/speculate.h"
+#include "memoir/prefix/companion_caches.h"
 
 namespace memoir::cache {
 class ModelCache;
@@ -28,9 +29,10 @@ namespace memoir::engine {
 struct Drafting {
   /// A drafter for one text of `target`. Used by one thread at a time, the one that owns MLX's work.
   std::function<std::unique_ptr<Drafter>(const model::Model& target)> make;
-  CacheCost cost = {};  // what each drafter keeps for its text
-  int max_drafts = 8;   // in a pass, 1 to DraftLength::kMax
-  bool adapts = true;   // in a service, as many as pay; else always max_drafts
+  CacheCost cost = {};                                              // what each drafter keeps for its text
+  std::optional<prefix::CompanionCaches> companion = std::nullopt;  // for a prefix store, where they keep something
+  int max_drafts = 8;                                               // in a pass, 1 to DraftLength::kMax
+  bool adapts = true;  // in a service, as many as pay; else always max_drafts
 };
 
 Drafting draft_by_lookup();

@@ -79,7 +79,9 @@ Generation::~Generation() {
 void Generation::start(std::span<const TokenId> prompt) {
   check_prompt(prompt, session_);
   const std::vector<TokenId> fitted = session_.fitted(prompt);
-  cached_tokens_ = session_.reuse(fitted, options_.turn_ends, options_.drafter ? options_.drafter->lookahead() : 0);
+  Drafter* const drafter = options_.drafter;
+  cached_tokens_ = session_.reuse(fitted, options_.turn_ends, drafter ? drafter->lookahead() : 0,
+                                  drafter ? drafter->companion() : nullptr);
   // An answer may end long before its limit: memory is set aside for a step of the caches' growth.
   const int n_reserved = static_cast<int>(fitted.size()) + std::min(options_.max_tokens, cache::Layout::kStep);
   session_.reserve(std::min(n_reserved, session_.context()));

@@ -37,8 +37,9 @@ mx::array rows_from(const mx::array& x, int first, int n_rows) {
   return mx::slice(x, {first, 0}, {first + n_rows, x.shape(1)});
 }
 
-prefix::KnownTokens known_tokens(const StepRunner::NewSequence& sequence) {
-  return {sequence.tokens, sequence.n_prompt, sequence.turn_ends, sequence.max_cache_bytes};
+prefix::KnownTokens known_tokens(const StepRunner::NewSequence& sequence, Drafter* drafter) {
+  return {sequence.tokens, sequence.n_prompt, sequence.turn_ends, sequence.max_cache_bytes,
+          drafter ? drafter->companion() : nullptr};
 }
 
 }  // namespace
@@ -49,7 +50,7 @@ ModelRunner::ModelRunner(std::unique_ptr<model::Model> model, const prefix::Stor
     : model_(std::move(model)),
       drafting_(std::move(drafting)),
       caches_(caches),
-      store_(make_prefix_store(*model_, options, caches, directory)),
+      store_(make_prefix_store(*model_, options, caches, directory, drafting_ ? drafting_->companion : std::nullopt)),
       cost_(measured_cost(*model_, caches)) {
   if (!drafting_) return;
   if (drafting_->max_drafts < 1 || drafting_->max_drafts > DraftLength::kMax) {
@@ -80,16 +81,17 @@ int ModelRunner::create(const NewSequence& sequence) {
     sequences_.emplace(sequence.id, Sequence{model_->make_cache(caches_), std::nullopt});
     return 0;
   }
+  std::unique_ptr<Drafter> drafter = drafting_ ? drafting_->make(*model_) : nullptr;
   prefix::Lease lease;
-  cache::ModelCache cache = store_->begin(lease, known_tokens(sequence));
-  const auto place = sequences_.emplace(sequence.id, Sequence{std::move(cache), std::move(lease)}).first;
-  if (drafting_) place->second.drafter = drafting_->make(*model_);
-  return place->second.cache.offset();
+  cache::ModelCache cache = store_->begin(lease, known_tokens(sequence, drafter.get()));
+  const int offset = cache.offset();
+  sequences_.emplace(sequence.id, Sequence{std::move(cache), std::move(lease), std::move(drafter)});
+  return offset;
 }
 
 int ModelRunner::catch_up(const NewSequence& sequence, int min_gain) {
   Sequence& own = at(sequence.id);
-  if (own.lease) store_->catch_up(*own.lease, own.cache, known_tokens(sequence), min_gain);
+  if (own.lease) store_->catch_up(*own.lease, own.cache, known_tokens(sequence, own.drafter.get()), min_gain);
   return own.cache.offset();
 }
 
@@ -181,8 +183,8 @@ void ModelRunner::end_pass(const Slice& slice, std::optional<mx::array> hidden) 
     own.pass = std::move(pass);
     return;
   }
-  if (own.lease) store_->record(*own.lease, own.cache);
   tell_drafter(own, pass, static_cast<int>(slice.tokens.size()));
+  if (own.lease) store_->record(*own.lease, own.cache);
 }
 
 void ModelRunner::keep_drafts(SequenceId sequence, int n_drafts) {
@@ -193,8 +195,8 @@ void ModelRunner::keep_drafts(SequenceId sequence, int n_drafts) {
   own.draft->commit(1 + n_drafts);
   own.draft.reset();
   const Pass pass = std::exchange(own.pass, {});
-  if (own.lease) store_->record(*own.lease, own.cache);
   tell_drafter(own, pass, 1 + n_drafts);
+  if (own.lease) store_->record(*own.lease, own.cache);
 }
 
 /// The first n_kept tokens of the pass are in the sequence's cache, as its last.

@@ -1,5 +1,6 @@
 #include "memoir/engine/prefix_store.h"
 
+#include <functional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -8,10 +9,21 @@
 #include "memoir/prefix/narrow_rows.h"
 
 namespace memoir::engine {
+namespace {
+
+// The layers of both.
+cache::ModelCache joined(cache::ModelCache first, cache::ModelCache second) {
+  std::vector<std::unique_ptr<cache::LayerCache>> layers = std::move(first).release();
+  for (auto& layer : std::move(second).release()) layers.push_back(std::move(layer));
+  return cache::ModelCache(std::move(layers));
+}
+
+}  // namespace
 
 std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, const prefix::StoreOptions& options,
                                                  const cache::CacheOptions& caches,
-                                                 const std::optional<prefix::DirectoryTierOptions>& directory) {
+                                                 const std::optional<prefix::DirectoryTierOptions>& directory,
+                                                 const std::optional<prefix::CompanionCaches>& companion) {
   if (caches.quantization && caches.quantize_from > 0) {
     throw std::invalid_argument("[engine.make_prefix_store] rows are quantized from token " +
                                 std::to_string(caches.quantize_from) + " on, expected one format from the first");
@@ -19,8 +31,13 @@ std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, cons
   // The arrays know their sizes, and are never computed.
   cache::ModelCache cache = model.make_cache(caches);
   model.forward(std::vector<TokenId>{0}, cache, model::LogitRows::kLast);
-  const auto make_cache = [&model, caches] { return model.make_cache(caches); };
+  std::function<cache::ModelCache()> make_cache = [&model, caches] { return model.make_cache(caches); };
   prefix::StoreOptions settled = options;
+  if (companion) {
+    cache = joined(std::move(cache), companion->example());
+    make_cache = [make_cache, companion] { return joined(make_cache(), companion->make()); };
+    settled.n_companion_layers = static_cast<int>(companion->make().n_layers());
+  }
   prefix::StateSize size = prefix::state_size(cache);
   if (options.format == prefix::StoreFormat::kQ8) {
     settled.narrow_rows = prefix::NarrowRows::of(cache);

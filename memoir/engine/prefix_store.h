@@ -7,17 +7,20 @@
 
 #include "memoir/cache/kv.h"
 #include "memoir/model/model.h"
+#include "memoir/prefix/companion_caches.h"
 #include "memoir/prefix/directory_options.h"
 #include "memoir/prefix/store.h"
 
 namespace memoir::engine {
 
 /// For caches that model.make_cache(caches) makes; the model must outlive the store. With `directory` what is kept also
-/// goes there, and comes from there. Computes nothing.
+/// goes there, and comes from there. With `companion` so does what a drafter keeps beside (prefix/companion.h).
+/// Computes nothing.
 /// Throws std::invalid_argument as make_cache and prefix::Store do, and if the caches' format changes on the way
 /// (caches.quantize_from > 0); UnsupportedError as NarrowRows::of, if options.format asks for codes.
 std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, const prefix::StoreOptions& options,
                                                  const cache::CacheOptions& caches = {},
-                                                 const std::optional<prefix::DirectoryTierOptions>& directory = {});
+                                                 const std::optional<prefix::DirectoryTierOptions>& directory = {},
+                                                 const std::optional<prefix::CompanionCaches>& companion = {});
 
 }  // namespace memoir::engine

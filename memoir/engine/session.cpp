@@ -144,7 +144,8 @@ void Session::begin_anew() {
   tokens_.clear();
 }
 
-int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_ends, int lookahead) {
+int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_ends, int lookahead,
+                   std::shared_ptr<prefix::Companion> companion) {
   roll_back_draft();
   const auto [mine, theirs] = std::mismatch(tokens_.begin(), tokens_.end(), prompt.begin(), prompt.end());
   auto n_shared = static_cast<std::size_t>(mine - tokens_.begin());
@@ -160,7 +161,8 @@ int Session::reuse(std::span<const TokenId> prompt, std::span<const int> turn_en
     begin_anew();
   }
   if (store_ && !prompt.empty()) {
-    const prefix::KnownTokens known{prompt, static_cast<int>(prompt.size()), turn_ends};
+    prefix::KnownTokens known{prompt, static_cast<int>(prompt.size()), turn_ends};
+    known.companion = std::move(companion);
     store_->fetch(prompt);
     if (store_->restorable(prompt) > cache_.offset()) {
       cache_ = store_->begin(lease_, known);

@@ -73,8 +73,10 @@ class Session {
   /// replaced by what the store has, if that is longer.
   /// turn_ends: offsets in the prompt where a chat's turns end, for the store.
   /// lookahead: go so many tokens further back where the prompt leaves the session's tokens (Drafter::lookahead).
+  /// companion: of a drafter that is told of what is taken in from now on, for a store that was made for one.
   /// Returns the number of the prompt's tokens that are in the cache now. An open draft is rolled back before.
-  int reuse(std::span<const TokenId> prompt, std::span<const int> turn_ends = {}, int lookahead = 0);
+  int reuse(std::span<const TokenId> prompt, std::span<const int> turn_ends = {}, int lookahead = 0,
+            std::shared_ptr<prefix::Companion> companion = nullptr);
 
   /// Model::forward on the session's cache, with its errors; on a throw the session is as before, or
   /// empty where the cache is. Rows are quantized once there are as many as the options say. With a store, evaluates

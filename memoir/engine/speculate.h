@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -25,6 +26,9 @@ class array;
 }
 namespace memoir::cache {
 class ModelCache;
+}
+namespace memoir::prefix {
+class Companion;
 }
 
 namespace memoir::engine {
@@ -58,6 +62,10 @@ class Drafter {
   /// What it keeps of a position may depend on so many tokens behind it. Where a text goes another way, the model then
   /// takes in as many more.
   virtual int lookahead() const { return 0; }
+
+  /// What it keeps of the text, for a prefix store to keep beside the model's cache; null: nothing that would have to
+  /// be.
+  virtual std::shared_ptr<prefix::Companion> companion() { return nullptr; }
 
   /// What it keeps for the text, in caches.
   virtual std::size_t size_bytes() const { return 0; }

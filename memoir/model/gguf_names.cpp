@@ -44,6 +44,10 @@ constexpr std::array kGptOss = {Name{"post_attention_norm", "post_attention_laye
                                 Name{"ffn_up_exps", "mlp.experts.up_proj"},
                                 Name{"ffn_down_exps", "mlp.experts.down_proj"}};
 
+// In the first block of those that predict further tokens, what its layer does not have.
+constexpr std::array kNextn = {Name{"nextn.eh_proj", "fc"}, Name{"nextn.enorm", "pre_fc_norm_embedding"},
+                               Name{"nextn.hnorm", "pre_fc_norm_hidden"}, Name{"nextn.shared_head_norm", "norm"}};
+
 constexpr std::array kLfm2 = {Name{"attn_norm", "operator_norm"},
                               Name{"attn_q", "self_attn.q_proj"},
                               Name{"attn_k", "self_attn.k_proj"},
@@ -152,19 +156,23 @@ std::optional<std::string> name_of_gguf_tensor(const std::string& gguf_name, con
   constexpr std::string_view kBlock = "blk.";
   const std::size_t dot = gguf_name.find('.', kBlock.size());
   if (!gguf_name.starts_with(kBlock) || dot == std::string::npos) return std::nullopt;
-  const std::string index = gguf_name.substr(kBlock.size(), dot - kBlock.size());
+  std::string index = gguf_name.substr(kBlock.size(), dot - kBlock.size());
   const std::string_view inner = std::string_view(gguf_name).substr(dot + 1);
-  // Blocks behind the model's own predict further tokens.
   int number = 0;
   std::from_chars(index.data(), index.data() + index.size(), number);
-  if (number >= config.n_layers && config.raw.contains("nextn_predict_layers")) {
-    return "mtp.layers." + index + "." + std::string(inner);
+  // Blocks behind the model's own predict further tokens.
+  const bool is_further = number >= config.n_layers && config.raw.contains("nextn_predict_layers");
+  if (is_further) {
+    index = std::to_string(number - config.n_layers);
+    const std::string name = index == "0" ? find_name(kNextn, inner) : "";
+    if (!name.empty()) return "mtp." + name;
   }
+  const std::string layers = is_further ? "mtp.layers." : std::string(family->layers);
   for (const auto& [names, module] : family->names) {
     const std::string name = find_name(names, inner);
-    if (!name.empty()) return std::string(family->layers) + index + "." + std::string(module) + name;
+    if (!name.empty()) return layers + index + "." + std::string(module) + name;
   }
-  return std::nullopt;
+  return is_further ? std::optional(layers + index + "." + std::string(inner)) : std::nullopt;
 }
 
 }  // namespace memoir::model

@@ -10,6 +10,7 @@
 
 #include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
+#include "memoir/base/gguf.h"
 #include "memoir/model/families.h"
 
 namespace mx = mlx::core;
@@ -39,13 +40,14 @@ std::size_t MtpHead::size_bytes() const {
 }
 
 std::unique_ptr<MtpHead> load_mtp_head(const fs::path& path) {
-  if (!fs::is_directory(existing_status(path))) {
-    throw UnsupportedError(path.string(), "", "a head that predicts further tokens is only read from a directory");
-  }
-  const ModelConfig config = read_config(path, check_supported);
+  const bool is_directory = fs::is_directory(existing_status(path));
+  const auto gguf = is_directory ? nullptr : std::make_shared<const GgufFile>(GgufFile::open(path));
+  const ModelConfig config = gguf ? config_from_gguf(*gguf, check_supported) : read_config(path, check_supported);
   constexpr std::array<std::string_view, 3> kFamilies = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"};
-  const bool can_have_one = std::ranges::find(kFamilies, config.model_type) != kFamilies.end();
-  const std::unique_ptr<Weights> weights = can_have_one ? open_safetensors_weights(path, config) : nullptr;
+  std::unique_ptr<Weights> weights;
+  if (std::ranges::find(kFamilies, config.model_type) != kFamilies.end()) {
+    weights = gguf ? open_gguf_weights(gguf, config) : open_safetensors_weights(path, config);
+  }
   if (!weights || !weights->has_any("mtp.")) {
     throw UnsupportedError(path.string(), "mtp", "the model carries no head that predicts further tokens");
   }

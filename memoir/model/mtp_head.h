@@ -53,8 +53,9 @@ class MtpHead {
   MtpParts parts_;
 };
 
-/// Loads the head that a model's directory carries. Throws UnsupportedError where there is none, or none of a form that
-/// memoir has; else as load_model.
+/// Loads the head that a model's directory carries, or its GGUF file (where llama.cpp's converter puts it in a block
+/// behind the model's). Throws UnsupportedError where there is none, or none of a form that memoir has; else as
+/// load_model.
 std::unique_ptr<MtpHead> load_mtp_head(const std::filesystem::path& path);
 
 }  // namespace memoir::model

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -199,15 +200,30 @@ std::unique_ptr<Model> make_qwen3_5_moe(const ModelConfig& config, Weights& weig
   return make_hybrid(config, weights, in_all_layers(config, true));
 }
 
+namespace {
+
+// Published heads have one, which is used again for each further token. What several would do nobody says: vLLM takes
+// one after the other in turn, llama.cpp refuses them.
+void check_has_one_layer(const ModelConfig& config, const Weights& weights) {
+  const auto refuse = [&](const char* key, const std::string& what) {
+    throw UnsupportedError(config.path, key, what + " expected one, which is used again for each further token");
+  };
+  for (const char* key : {"mtp_num_hidden_layers", "num_nextn_predict_layers", "nextn_predict_layers"}) {
+    const std::optional<std::int64_t> n = family_fields(config).integer(key, 0, kMaxLayers);
+    if (n && *n > 1) refuse(key, "the head has " + std::to_string(*n) + " layers,");
+  }
+  if (weights.has_any("mtp.layers.1.")) refuse("mtp.layers.1", "the head has several layers,");
+}
+
+}  // namespace
+
 std::unique_ptr<MtpHead> make_qwen_mtp_head(const ModelConfig& config, Weights& weights) {
   const Plan plan = read_plan(config, weights);
   for (const char* prefix : {"model.", "lm_head."}) weights.pass_over(prefix);
   const auto norm = [&](const char* name) {
     return read_norm(weights, std::string("mtp.") + name, config.hidden_size, config, plan);
   };
-  if (weights.has_any("mtp.layers.1.")) {
-    throw UnsupportedError(config.path, "mtp_num_hidden_layers", "a head of several layers is not supported");
-  }
+  check_has_one_layer(config, weights);
   const LayerKind kind{false, weights.has("mtp.layers.0.mlp.gate.weight")};
   MtpParts parts{norm("pre_fc_norm_embedding"),
                  norm("pre_fc_norm_hidden"),

@@ -2,7 +2,7 @@
 
 // The caches of a model sorted by what the prefix cache can keep of them (payload.h): flat keys and values as rows, all
 // others (ring, chunk, recurrent, any array) as checkpoints. Lists of caches are taken apart, so that a layer with
-// attention beside a recurrence has a part in both.
+// attention beside a recurrence has a part in both. A companion (companion.h) has a part behind them in both.
 //
 // Ownership: refers to the ModelCache. Threads: as that.
 
@@ -10,6 +10,7 @@
 
 #include "memoir/cache/cache.h"
 #include "memoir/cache/kv.h"
+#include "memoir/prefix/companion.h"
 #include "memoir/prefix/policy.h"
 #include "memoir/prefix/trie.h"
 
@@ -18,6 +19,7 @@ namespace memoir::prefix {
 struct CacheParts {
   std::vector<cache::KVCache*> flat;
   std::vector<cache::LayerCache*> others;
+  Companion* companion = nullptr;  // of a sequence that runs, where there is one
 
   Needs needs() const { return {!flat.empty(), !others.empty()}; }
 };

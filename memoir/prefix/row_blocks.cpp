@@ -65,6 +65,10 @@ std::unique_ptr<RowBlocks> RowBlocks::copied(const CacheParts& cache, int from, 
       auto part = dynamic_cast<cache::KVSnapshot&>(*snapshot).part(begin, end);
       parts.push_back(narrow ? narrow->narrowed(*part) : std::move(part));
     }
+    if (cache.companion != nullptr) {
+      auto part = cache.companion->rows(begin, end);
+      parts.push_back(narrow ? narrow->narrowed(*part) : std::move(part));
+    }
     maker.add(begin, end, std::move(parts));
     begin = end;
   }

@@ -54,6 +54,9 @@ std::vector<std::unique_ptr<StateCheckpoint>> Capture::take(const CacheParts& ca
       for (std::size_t i = 0; i < offsets.size(); ++i) states[i].push_back(part->snapshot_at(offsets[i]));
     }
   }
+  for (std::size_t i = 0; i < offsets.size() && cache.companion != nullptr; ++i) {
+    states[i].push_back(cache.companion->state_at(offsets[i]));
+  }
   std::vector<std::unique_ptr<StateCheckpoint>> result;
   for (StateCheckpoint::States& one : states) result.push_back(checkpoint_of(std::move(one)));
   return result;
@@ -66,9 +69,10 @@ void Capture::cancel(const CacheParts& cache) {
   }
 }
 
-std::unique_ptr<StateCheckpoint> present_checkpoint(const CacheParts& cache) {
+std::unique_ptr<StateCheckpoint> present_checkpoint(const CacheParts& cache, int offset) {
   StateCheckpoint::States states;
-  for (const cache::LayerCache* const part : cache.others) states.push_back(part->snapshot_at(part->offset()));
+  for (const cache::LayerCache* const part : cache.others) states.push_back(part->snapshot_at(offset));
+  if (cache.companion != nullptr) states.push_back(cache.companion->state_at(offset));
   return checkpoint_of(std::move(states));
 }
 

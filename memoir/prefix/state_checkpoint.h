@@ -61,6 +61,6 @@ class Capture {
 };
 
 /// The state at the present offset; null if there is none, as at 0.
-std::unique_ptr<StateCheckpoint> present_checkpoint(const CacheParts& cache);
+std::unique_ptr<StateCheckpoint> present_checkpoint(const CacheParts& cache, int offset);
 
 }  // namespace memoir::prefix

@@ -1,6 +1,7 @@
 #include "memoir/prefix/store.h"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -52,6 +53,7 @@ void Store::open(Lease& lease, const KnownTokens& known) const {
   lease = Lease();
   if (!is_on()) return;
   lease.keys_ = token_keys(known.tokens);
+  lease.companion_ = known.companion;
   lease.n_prompt_ = known.n_prompt;
 }
 
@@ -68,6 +70,34 @@ void Store::settle(Lease& lease, const Match& match, int offset, const KnownToke
 }
 
 cache::ModelCache Store::begin(Lease& lease, const KnownTokens& known) {
+  return without_companion(begin_with_companion(lease, known), known);
+}
+
+// The layers of the model. Those of the companion are taken over by it, if anything was restored.
+cache::ModelCache Store::without_companion(cache::ModelCache all, const KnownTokens& known) {
+  if (options_.n_companion_layers == 0) return all;
+  std::vector<std::unique_ptr<cache::LayerCache>> layers = std::move(all).release();
+  const auto second = layers.end() - options_.n_companion_layers;
+  const cache::ModelCache kept(std::vector(std::make_move_iterator(second), std::make_move_iterator(layers.end())));
+  layers.erase(second, layers.end());
+  cache::ModelCache cache(std::move(layers));
+  if (known.companion == nullptr || cache.offset() == 0) return cache;
+  try {
+    known.companion->restore(known.tokens.first(static_cast<std::size_t>(cache.offset())), kept);
+  } catch (...) {
+    ++counters_.n_failed_restores;
+  }
+  return cache;
+}
+
+// The parts of the sequence's cache and those of its companion.
+CacheParts Store::parts_of_both(const Lease& lease, const cache::ModelCache& cache) const {
+  CacheParts parts = parts_of(cache);
+  if (options_.n_companion_layers > 0) parts.companion = lease.companion_.get();
+  return parts;
+}
+
+cache::ModelCache Store::begin_with_companion(Lease& lease, const KnownTokens& known) {
   open(lease, known);
   if (!is_on()) return make_cache_();
   page_in(lease.keys_);
@@ -107,9 +137,9 @@ bool Store::catch_up(Lease& lease, cache::ModelCache& cache, const KnownTokens& 
   const int wanted = cache.offset() + std::max(1, min_gain);
   if (restorable(known.tokens) < wanted) return false;
   Lease ahead;
-  cache::ModelCache restored = begin(ahead, known);
+  cache::ModelCache restored = begin_with_companion(ahead, known);
   if (restored.offset() < wanted) return false;
-  cache = std::move(restored);
+  cache = without_companion(std::move(restored), known);
   lease = std::move(ahead);
   return true;
 }
@@ -173,7 +203,7 @@ void Store::prepare(Lease& lease, const cache::ModelCache& cache, std::span<cons
   if (lease.due_.empty()) return;
   std::vector<int> offsets;
   for (const PlannedCheckpoint& one : lease.due_) offsets.push_back(one.offset);
-  lease.capture_.begin(parts_of(cache), std::move(offsets));
+  lease.capture_.begin(parts_of_both(lease, cache), std::move(offsets));
 }
 
 // The sequence goes on from before what it has stored.
@@ -187,7 +217,7 @@ void Store::go_back(Lease& lease, int offset) {
 void Store::record(Lease& lease, const cache::ModelCache& cache) noexcept {
   if (!is_on()) return;
   try {
-    const CacheParts parts = parts_of(cache);
+    const CacheParts parts = parts_of_both(lease, cache);
     const std::vector<PlannedCheckpoint> due = std::exchange(lease.due_, {});
     auto checkpoints = lease.capture_.take(parts);
     for (std::size_t i = 0; i < checkpoints.size(); ++i) {
@@ -215,12 +245,12 @@ void Store::end(Lease& lease, const cache::ModelCache& cache) noexcept {
   if (is_on()) {
     try {
       const int offset = std::min(cache.offset(), static_cast<int>(lease.keys_.size()));
-      const CacheParts parts = parts_of(cache);
+      const CacheParts parts = parts_of_both(lease, cache);
       if (!needs_.checkpoint) {
         insert(lease, parts, offset, nullptr, {});
         if (tier_) tell_end(std::span(lease.keys_).first(static_cast<std::size_t>(offset)), parts);
       } else if (offset == cache.offset() && keeps_answer_end(lease.last_checkpoint_, offset, options_.policy)) {
-        insert(lease, parts, offset, present_checkpoint(parts), CheckpointRule::kAnswerEnd);
+        insert(lease, parts, offset, present_checkpoint(parts, offset), CheckpointRule::kAnswerEnd);
       }
     } catch (...) {
       ++counters_.n_failed_inserts;
@@ -246,11 +276,18 @@ bool Store::make_room(std::size_t n_bytes, const Newcomer* newcomer) {
   return has_room;
 }
 
+// Whether there is a companion where there must be one, and it holds the same tokens.
+bool Store::has_all(const Lease& lease, const CacheParts& parts, int to) const {
+  if (options_.n_companion_layers == 0) return true;
+  return parts.companion != nullptr &&
+         parts.companion->settle(std::span(lease.keys_).first(static_cast<std::size_t>(to)));
+}
+
 // Keeps the sequence's state of [0, to), as far as it is not kept yet and there is room.
 void Store::insert(Lease& lease, const CacheParts& parts, int to, std::unique_ptr<StateCheckpoint> checkpoint,
                    CheckpointRule rule) {
   const int from = lease.stored();
-  if (to < from || (to == from && !checkpoint)) return;
+  if (to < from || (to == from && !checkpoint) || !has_all(lease, parts, to)) return;
   Insertion insertion;
   insertion.keys = std::span(lease.keys_).first(static_cast<std::size_t>(to));
   insertion.rule = rule;

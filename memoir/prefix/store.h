@@ -14,6 +14,9 @@
 //     store.record(lease, cache);                    // keeps what is new
 //   store.end(lease, cache);                         // keeps the rest; or just let the lease go
 //
+// Where a drafter keeps something of a text (companion.h), the store may be made for that too. Then it is kept and
+// restored with the cache, at the same offsets, and of a sequence whose companion lacks something nothing is kept.
+//
 // Any number of sequences may run, also from one prefix: each restores into buffers of its own, in one copy, and each
 // row is copied into the store once.
 //
@@ -34,6 +37,7 @@
 
 #include "memoir/base/types.h"
 #include "memoir/cache/cache.h"
+#include "memoir/prefix/companion.h"
 #include "memoir/prefix/eviction.h"
 #include "memoir/prefix/narrow_rows.h"
 #include "memoir/prefix/policy.h"
@@ -54,6 +58,7 @@ struct StoreOptions {
   PerRule<double> prior = EvictionOptions{}.prior;
   StoreFormat format = StoreFormat::kAsComputed;         // for engine::make_prefix_store,
   std::optional<NarrowRows> narrow_rows = std::nullopt;  // which sets this by it: rows are kept as codes
+  int n_companion_layers = 0;  // the last ones of what make_cache makes are a companion's: 0, or a KVCache and a state
 };
 
 struct StoreCounters {
@@ -70,6 +75,7 @@ struct KnownTokens {
   int n_prompt = 0;                 // how many of them are the prompt
   std::span<const int> turn_ends = {};  // of the prompt, ascending: where a chat's turns end
   std::size_t max_cache_bytes = std::numeric_limits<std::size_t>::max();  // what the cache may take now
+  std::shared_ptr<Companion> companion = nullptr;  // told of what the model takes in, before record() and end()
 };
 
 /// A running sequence's place in the store: what it has there is not dropped.
@@ -85,6 +91,7 @@ class Lease {
   friend class Store;
 
   std::vector<Key> keys_;  // of all tokens fed, and those known at the beginning
+  std::shared_ptr<Companion> companion_;
   Pin pin_;
   std::vector<PlannedCheckpoint> plan_;
   std::vector<PlannedCheckpoint> due_;  // in the pass under way
@@ -97,17 +104,18 @@ class Lease {
 
 class Store {
  public:
-  /// make_cache: an empty cache of the model. size: state_size() of one that has taken in a token, and with narrow_rows
-  /// their row_bytes(). tier: what is asked where memory ends; may be null. Throws as checkpoint_spacing() and
-  /// Eviction.
+  /// make_cache: an empty cache of the model, with the companion's layers behind its own. size: state_size() of one
+  /// that has taken in a token, and with narrow_rows their row_bytes(). tier: what is asked where memory ends; may be
+  /// null. Throws as checkpoint_spacing() and Eviction.
   Store(std::function<cache::ModelCache()> make_cache, const StateSize& size, const StoreOptions& options,
         std::unique_ptr<Tier> tier = nullptr);
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
   /// A cache, evaluated, that holds the longest beginning of the tokens that can be restored, at most all but the last;
-  /// or an empty one. It has room for all of the tokens. Throws std::invalid_argument if there are no tokens or
-  /// n_prompt is not from 1 to their number, and what make_cache throws.
+  /// or an empty one. It has room for all of the tokens. The companion holds the same, or is left alone. Throws
+  /// std::invalid_argument if there are no tokens or n_prompt is not from 1 to their number, and what make_cache
+  /// throws.
   cache::ModelCache begin(Lease& lease, const KnownTokens& known);
 
   /// Begins a sequence with a cache that holds the first tokens of `known` already, all but the last at most (all, if
@@ -154,7 +162,11 @@ class Store {
 
  private:
   bool is_on() const { return options_.max_bytes > 0; }
+  cache::ModelCache begin_with_companion(Lease& lease, const KnownTokens& known);
+  cache::ModelCache without_companion(cache::ModelCache all, const KnownTokens& known);
+  CacheParts parts_of_both(const Lease& lease, const cache::ModelCache& cache) const;
   std::optional<cache::ModelCache> restore(const Match& match, std::size_t n_tokens) const;
+  bool has_all(const Lease& lease, const CacheParts& parts, int to) const;
   void insert(Lease& lease, const CacheParts& parts, int to, std::unique_ptr<StateCheckpoint> checkpoint,
               CheckpointRule rule);
   bool make_room(std::size_t n_bytes, const Newcomer* newcomer = nullptr);
