@@ -330,6 +330,9 @@ void add_head(const Twin& twin, const json& config, GgufWriter& file, int n_head
   const int n_layers = config["num_hidden_layers"];
   Tensors tensors = mx::load_safetensors((test::data("mtp") / (twin.golden + ".safetensors")).string()).first;
   add_one_to_norms(tensors);
+  for (const char* name : {"mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight"}) {
+    tensors.at(name) = mx::add(tensors.at(name), mx::array(1.0F));
+  }
   Tensors of_layer;
   const std::string kLayer = "mtp.layers.0.";
   const std::map<std::string, std::string> kOthers = {{"mtp.fc.weight", "nextn.eh_proj.weight"},

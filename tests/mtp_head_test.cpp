@@ -312,7 +312,7 @@ TEST_P(Mtp, MissingExtraAndMisshapenTensorsAreNamed) {
   edit_head([](Tensors& tensors) { tensors.insert_or_assign("mtp.extra.weight", mx::zeros({4})); });
   EXPECT_MENTIONS(head_error(), "mtp.extra.weight");
   edit_head([](Tensors& tensors) { tensors.insert_or_assign("mtp.layers.1.mlp.x.weight", mx::zeros({4})); });
-  EXPECT_MENTIONS(head_error(), "mtp.layers.1: the head has several layers, expected one");
+  EXPECT_MENTIONS(head_error(), "mtp_num_hidden_layers: the head has several layers, expected one");
   test::edit_config(path_, [](nlohmann::json& config) { config["mtp_num_hidden_layers"] = 2; });
   EXPECT_MENTIONS(head_error(), "mtp_num_hidden_layers: the head has 2 layers, expected one");
   EXPECT_NO_THROW(model::load_model(path_));  // which needs none

@@ -219,8 +219,8 @@ TEST(SchedulerDrafting, ProposalsBehindARestoredPrefixAreThoseOfARunThatComputed
     shared->retire(1);
     EXPECT_EQ(create(*shared, 3, other), 136);  // 4 tokens before the prompt's end
     EXPECT_EQ(drafts_of(*shared, 3, other), of_other);
-    EXPECT_EQ(create(*shared, 4, text), 129);  // where the sequence ended
-    EXPECT_EQ(shared->propose(4, text, 4), of_text);
+    EXPECT_EQ(create(*shared, 4, text), 126);
+    EXPECT_EQ(drafts_of(*shared, 4, text), of_text);
     EXPECT_EQ(shared->store().counters().n_failed_restores, 0U);
   }
 }

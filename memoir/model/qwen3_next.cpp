@@ -205,14 +205,17 @@ namespace {
 // Published heads have one, which is used again for each further token. What several would do nobody says: vLLM takes
 // one after the other in turn, llama.cpp refuses them.
 void check_has_one_layer(const ModelConfig& config, const Weights& weights) {
-  const auto refuse = [&](const char* key, const std::string& what) {
-    throw UnsupportedError(config.path, key, what + " expected one, which is used again for each further token");
+  const std::string expected = " layers, expected one, which is used again for each further token";
+  const ConfigFields family = family_fields(config);
+  const ConfigFields all(config.raw, config.path);  // of a GGUF file
+  const auto check = [&](const ConfigFields& fields, const char* key) {
+    const std::optional<std::int64_t> n = fields.integer(key, 0, kMaxLayers);
+    if (n && *n > 1) fields.refuse(key, "the head has " + std::to_string(*n) + expected);
   };
-  for (const char* key : {"mtp_num_hidden_layers", "num_nextn_predict_layers", "nextn_predict_layers"}) {
-    const std::optional<std::int64_t> n = family_fields(config).integer(key, 0, kMaxLayers);
-    if (n && *n > 1) refuse(key, "the head has " + std::to_string(*n) + " layers,");
-  }
-  if (weights.has_any("mtp.layers.1.")) refuse("mtp.layers.1", "the head has several layers,");
+  check(family, "mtp_num_hidden_layers");
+  check(family, "num_nextn_predict_layers");
+  check(all, "nextn_predict_layers");
+  if (weights.has_any("mtp.layers.1.")) family.refuse("mtp_num_hidden_layers", "the head has several" + expected);
 }
 
 }  // namespace
