@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <ostream>
 #include <utility>
 #include <vector>
 
@@ -78,7 +79,7 @@ class HeadLayer final : public model::DecoderLayer {
     const mx::array keys(rows.data(), {1, 1, n, 1});
     model::update(step, index, keys, keys);
     calls_.push_back(std::move(call));
-    return {said.data(), {1, n, kVocab}};
+    return mx::array(said.data(), {1, n, kVocab});
   }
 
  private:
