@@ -1,6 +1,7 @@
 // `memoir cache`, and --prompt-cache of generate and chat. Files of mlx-lm's are in data/prompt_cache.
 
 #include <gtest/gtest.h>
+#include <signal.h>  // NOLINT: SIGHUP is POSIX, not in <csignal>
 
 #include <nlohmann/json.hpp>
 
@@ -22,6 +23,16 @@ class CliCache : public test::Cli {
   }
 
   std::string file() const { return in_folder("cache.safetensors"); }
+
+  // Starts a command that says something, sends it the signal then, and waits. `more`: into its stdin at the begin.
+  Outcome signalled(const std::string& command, const std::string& signal_name, const std::string& more) const {
+    const std::string said = in_folder("said");
+    const std::string stdin_pipe = in_folder("pipe");
+    return shell("rm -f " + said + " " + stdin_pipe + "; mkfifo " + stdin_pipe + "; " + MEMOIR_PROGRAM + " " + command +
+                 " <" + stdin_pipe + " >" + said + " & exec 3>" + stdin_pipe + "; printf '" + more +
+                 "' >&3; while [ ! -s " + said + " ] && kill -0 $!; do sleep 0.02; done; kill -" + signal_name +
+                 " $!; wait $!");
+  }
 };
 
 TEST_F(CliCache, ShowTellsWhatAFileHolds) {
@@ -154,6 +165,38 @@ TEST_F(CliCache, ConvertSaysOfWhichModelAndTokensAFileIs) {
   EXPECT_EQ(again.at("model_name"), "mistral");
   EXPECT_NE(again.at("model"), shown.at("model"));
   EXPECT_EQ(again.at("tokens"), nlohmann::json::parse("[" + own + "]"));
+}
+
+// As Ctrl-C does: what was computed is not lost.
+TEST_F(CliCache, ATerminationOrAHangupSavesBeforeItEnds) {
+  const std::string model = std::string(" -m ") + MEMOIR_TEST_SMOLLM2 + " --temp 0 --prompt-cache " + file();
+  const std::string question = "Count for ever: 1 2 3 4 5 6 7 8 9";
+  const std::pair<std::string, std::string> commands[] = {{"chat -n 8000" + model, question + "\\n"},
+                                                          {"generate -n 8000" + model + " -p '" + question + "'", ""}};
+  for (const auto& [command, input] : commands) {
+    for (const auto& [name, number] : {std::pair("TERM", SIGTERM), std::pair("HUP", SIGHUP)}) {
+      SCOPED_TRACE(command + " " + name);
+      std::filesystem::remove(file());
+      const Outcome outcome = signalled(command, name, input);
+      EXPECT_EQ(outcome.status, 128 + number) << outcome.err;
+      EXPECT_EQ(run("cache check " + file()).status, 0);
+      const Outcome again = run("generate" + model + " -n 1 --json -p '" + question + "'");
+      ASSERT_EQ(again.status, 0) << again.err;
+      const auto json = nlohmann::json::parse(again.out);
+      EXPECT_EQ(json.at("cached_tokens"), json.at("prompt_tokens").get<int>() - 1);
+    }
+  }
+}
+
+TEST_F(CliCache, AnAnswerThatNobodyTakesIsSaved) {
+  const std::string generate =
+      std::string(MEMOIR_PROGRAM) + " generate -m " + tiny() + " --tokens 1,2,3,4 -n 4 --temp 0 --prompt-cache ";
+  const Outcome lost = shell(generate + file() + " >/dev/full");
+  EXPECT_EQ(lost.status, 1);
+  EXPECT_NE(lost.err.find("stdout"), std::string::npos) << lost.err;
+  const Outcome again = this->generate("1,2,3,4", "--prompt-cache " + file());
+  ASSERT_EQ(again.status, 0) << again.err;
+  EXPECT_EQ(nlohmann::json::parse(again.out).at("cached_tokens"), 3);
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include <exception>
 #include <iostream>
 #include <memory>
 #include <stdexcept>
@@ -49,6 +50,8 @@ class Chat {
         template_(*loaded.tokenizer->chat_template()),
         end_tokens_(loaded.end_tokens),
         options_(drafting_options(arguments, loaded)),
+        interrupt_(arguments.cache.is_used() || arguments.prefix_cache.has_directory() ? Ending::kInOrder
+                                                                                       : Ending::kAtOnce),
         store_(make_store(arguments, *loaded.model)),
         session_(*loaded.model, arguments.kv.cache_options(loaded.model->config()), store_.get(),
                  arguments.shift.shift(loaded, {{"--prompt-cache", arguments.cache.is_used()},
@@ -62,8 +65,23 @@ class Chat {
   }
 
   int run() {
+    std::exception_ptr failure;  // of a stream: no reason to lose what was computed
+    try {
+      talk();
+    } catch (const std::exception&) {
+      failure = std::current_exception();
+    }
+    arguments_.cache.save(session_);
+    if (const int number = interrupt_.ended_by()) return kSignalled + number;
+    if (failure) std::rethrow_exception(failure);
+    // At a terminal someone has read what failed, and gone on.
+    return has_failed_ && !is_terminal_ ? kFailed : kDone;
+  }
+
+ private:
+  void talk() {
     if (is_terminal_) std::cerr << "Ctrl-C stops an answer, Ctrl-D leaves, /help tells more.\n";
-    while (!is_over_) {
+    while (!is_over_ && interrupt_.ended_by() == 0) {
       interrupt_.clear();
       const std::optional<std::string> line = next_line();
       if (!line) {
@@ -74,12 +92,8 @@ class Chat {
       if (!editor_) echo_off.emplace();  // the editor sees to it itself
       take(*line);
     }
-    arguments_.cache.save(session_);
-    // At a terminal someone has read what failed, and gone on.
-    return has_failed_ && !is_terminal_ ? kFailed : kDone;
   }
 
- private:
   static engine::GenerateOptions drafting_options(ChatArguments& arguments, const model::LoadedModel& loaded) {
     engine::GenerateOptions options = arguments.sampling.generate_options(loaded);
     arguments.draft.use(arguments.run.model, loaded, options);
@@ -186,10 +200,10 @@ class Chat {
   text::ChatTemplate template_;
   std::vector<TokenId> end_tokens_;
   engine::GenerateOptions options_;
+  InterruptFlag interrupt_;
   std::unique_ptr<prefix::Store> store_;  // may be null
   engine::Session session_;
   std::optional<engine::Conversation> conversation_;
-  InterruptFlag interrupt_;
   TerminalGuard guard_;
   std::optional<LineEditor> editor_;
   bool is_terminal_ = stdin_is_terminal();

@@ -294,20 +294,26 @@ int run_generate(GenerateArguments& arguments) {
   }
   engine::Session session(*loaded.model, caches, store.get(), shift);
   arguments.cache.load_into(session);
-  // What was computed is not lost by Ctrl-C where there is a file for it.
+  // What was computed is not lost by a signal, nor by a reader who goes away, where there is a file for it.
   std::optional<InterruptFlag> interrupt;
   if (arguments.cache.is_used() || store) {
-    interrupt.emplace();
+    interrupt.emplace(Ending::kInOrder);
     options.should_cancel = [&interrupt] { return interrupt->is_set(); };
   }
-  const engine::Completion completion = engine::generate(session, prompt, options, tokenizer, show);
-  if (arguments.is_json) {
-    write_out(json_text(json_of(completion)) + "\n");
-  } else {
-    write_out((tokenizer ? "" : tokens_text(completion.tokens)) + "\n");
+  try {
+    const engine::Completion completion = engine::generate(session, prompt, options, tokenizer, show);
+    if (arguments.is_json) {
+      write_out(json_text(json_of(completion)) + "\n");
+    } else {
+      write_out((tokenizer ? "" : tokens_text(completion.tokens)) + "\n");
+    }
+  } catch (const OutputError&) {
+    arguments.cache.save(session);
+    if (interrupt && interrupt->is_set()) return kSignalled + interrupt->signal();
+    throw;
   }
   arguments.cache.save(session);
-  return kDone;
+  return interrupt && interrupt->is_set() ? kSignalled + interrupt->signal() : kDone;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "memoir/cli/commands.h"
 #include "memoir/cli/report.h"
+#include "memoir/cli/signals.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
 
@@ -83,5 +84,6 @@ int main(int argc, char** argv) {
   // forever.
   std::cerr.flush();
   std::fflush(nullptr);
+  if (status > kSignalled) end_by_signal(status - kSignalled);
   std::_Exit(status);
 }

@@ -15,9 +15,9 @@
 namespace memoir::cli {
 namespace {
 
-std::atomic<bool> interrupted{false};
+std::atomic<int> interrupted{0};  // the signal's number
 std::atomic<bool> continued{false};
-static_assert(std::atomic<bool>::is_always_lock_free, "set in a signal handler");
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free, "set in a handler");
 
 // A byte in it wakes a wait for input, also where the signal came just before the wait or on another thread.
 struct Pipe {
@@ -36,9 +36,10 @@ void empty_pipe() {
   while (read(wake_up.read_end, bytes.data(), bytes.size()) > 0) continue;
 }
 
-void handle_interrupt(int) {
+void handle_interrupt(int signal_number) {
   const int error = errno;
-  interrupted = true;
+  int none = 0;
+  interrupted.compare_exchange_strong(none, signal_number);  // an end is not taken back
   wake();
   errno = error;
 }
@@ -68,6 +69,7 @@ void end_server(int signal_number) {
 termios settings_before;              // when the guard was made
 termios settings_used;                // when the process was stopped
 std::atomic<bool> is_stopped{false};  // settings_used are to come back
+std::atomic<bool> is_guarded{false};  // settings_before are to come back
 constexpr std::array kEndingSignals = {SIGHUP, SIGQUIT, SIGTERM};
 constexpr std::array kGuardedSignals = {SIGHUP, SIGQUIT, SIGTERM, SIGTSTP, SIGCONT};
 std::array<struct sigaction, kGuardedSignals.size()> actions_before;
@@ -78,9 +80,22 @@ bool is_in_foreground() {
 }
 
 void handle_end(int signal_number) {
-  if (is_in_foreground()) tcsetattr(STDIN_FILENO, TCSANOW, &settings_before);
+  if (is_guarded && is_in_foreground()) tcsetattr(STDIN_FILENO, TCSANOW, &settings_before);
   signal(signal_number, SIG_DFL);
   raise(signal_number);  // blocked until this returns
+}
+
+constexpr std::array kOrderlyEnds = {SIGHUP, SIGTERM};
+
+bool is_orderly_end(int signal_number) {
+  return std::find(kOrderlyEnds.begin(), kOrderlyEnds.end(), signal_number) != kOrderlyEnds.end();
+}
+
+void handle_orderly_end(int signal_number) {
+  const int error = errno;
+  if (is_orderly_end(interrupted.exchange(signal_number))) handle_end(signal_number);
+  wake();
+  errno = error;
 }
 
 void take_terminal_back() {
@@ -117,34 +132,56 @@ void handle_stop(int signal_number) {
 
 }  // namespace
 
-InterruptFlag::InterruptFlag() {
+InterruptFlag::InterruptFlag(Ending ending) : ending_(ending) {
   std::array<int, 2> ends{};
   if (pipe(ends.data()) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
   wake_up = {ends[0], ends[1]};
   for (const int end : ends) fcntl(end, F_SETFL, O_NONBLOCK);
-  interrupted = false;
+  interrupted = 0;
   handle(SIGINT, handle_interrupt);
+  for (const int number : kOrderlyEnds) {
+    struct sigaction before {};
+    sigaction(number, nullptr, &before);
+    if (ending_ == Ending::kInOrder && before.sa_handler != SIG_IGN) handle(number, handle_orderly_end);
+  }
 }
 
 InterruptFlag::~InterruptFlag() {
-  signal(SIGINT, SIG_DFL);
+  ::signal(SIGINT, SIG_DFL);
+  for (const int number : kOrderlyEnds) {
+    struct sigaction now {};
+    sigaction(number, nullptr, &now);
+    if (now.sa_handler == handle_orderly_end) ::signal(number, SIG_DFL);
+  }
   close(wake_up.read_end);
   close(wake_up.write_end);
   wake_up = {};
 }
 
-bool InterruptFlag::is_set() const {
+int InterruptFlag::signal() const {
   return interrupted;
+}
+int InterruptFlag::ended_by() const {
+  const int number = interrupted;
+  return is_orderly_end(number) ? number : 0;
 }
 void InterruptFlag::clear() {
   empty_pipe();
-  interrupted = false;
+  int interrupt = SIGINT;
+  interrupted.compare_exchange_strong(interrupt, 0);
   continued = false;
+}
+
+void end_by_signal(int signal_number) {
+  ::signal(signal_number, SIG_DFL);
+  raise(signal_number);
+  _exit(128 + signal_number);  // where it is blocked
 }
 
 TerminalGuard::TerminalGuard() {
   for (std::size_t i = 0; i < kGuardedSignals.size(); ++i) sigaction(kGuardedSignals[i], nullptr, &actions_before[i]);
   if (tcgetattr(STDIN_FILENO, &settings_before) != 0) return;
+  is_guarded = true;
   for (std::size_t i = 0; i < kGuardedSignals.size(); ++i) {
     const int number = kGuardedSignals[i];
     if (actions_before[i].sa_handler != SIG_DFL) continue;
@@ -154,6 +191,7 @@ TerminalGuard::TerminalGuard() {
 }
 
 TerminalGuard::~TerminalGuard() {
+  is_guarded = false;
   for (std::size_t i = 0; i < kGuardedSignals.size(); ++i) sigaction(kGuardedSignals[i], &actions_before[i], nullptr);
 }
 
