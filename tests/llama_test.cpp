@@ -104,7 +104,7 @@ TEST(LlamaFiles, AMissingTensorIsNamed) {
   const TemporaryFolder folder;
   const test::fs::path path = copied_model(folder, "llama");
   edit_tensors(path, [](Tensors& tensors) { tensors.erase("model.layers.2.mlp.up_proj.weight"); });
-  EXPECT_MENTIONS(load_error(path), "model.layers.2.mlp.up_proj.weight: missing");
+  EXPECT_MENTIONS(load_error(path), "model.safetensors: model.layers.2.mlp.up_proj.weight: missing");
 }
 
 TEST(LlamaFiles, AnExtraTensorIsNamed) {
@@ -113,7 +113,7 @@ TEST(LlamaFiles, AnExtraTensorIsNamed) {
   edit_tensors(path, [](Tensors& tensors) {
     tensors.insert_or_assign("model.layers.0.self_attn.q_proj.bias", mx::zeros({64}));
   });
-  EXPECT_MENTIONS(load_error(path), "1 tensors that this model does not have: model.layers.0.self_attn.q_proj.bias");
+  EXPECT_MENTIONS(load_error(path), "model.safetensors: 1 tensors that this model does not have: model.layers.0.self_attn.q_proj.bias");
 }
 
 TEST(LlamaFiles, AMisshapenTensorIsNamedWithBothShapes) {

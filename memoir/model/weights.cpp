@@ -16,7 +16,7 @@ std::vector<std::int64_t> MatrixShape::sizes(std::int64_t last) const {
 }
 
 void Weights::check_is_there(const std::string& name) const {
-  if (!has(name)) throw FormatError(path_, name, "missing");
+  if (!has(name)) throw FormatError(path_of(name), name, "missing");
 }
 
 kernels::Weight Weights::matrix(const std::string& module, int rows, int columns) {
@@ -56,7 +56,8 @@ kernels::WeightStack Weights::stack(const std::vector<std::string>& modules, con
     const auto bits = [](const kernels::Weight& w) { return w.quantization ? w.quantization->bits : 0; };
     const auto group = [](const kernels::Weight& w) { return w.quantization ? w.quantization->group_size : 0; };
     if (weight.dtype() != first->dtype() || bits(weight) != bits(*first) || group(weight) != group(*first)) {
-      throw FormatError(path_, module + ".weight", "is of another type than " + modules.front() + ".weight");
+      throw FormatError(path_of(module + ".weight"), module + ".weight",
+                        "is of another type than " + modules.front() + ".weight");
     }
     return weight;
   });
@@ -104,7 +105,7 @@ mx::array Weights::indices(const std::string& name, int size, int end) {
   take(name);
   const mx::array values = read_integers(name, {size});
   if (mx::any(mx::logical_or(mx::less(values, mx::array(0)), mx::greater_equal(values, mx::array(end)))).item<bool>()) {
-    throw FormatError(path_, name, "holds a number outside 0 to " + std::to_string(end - 1));
+    throw FormatError(path_of(name), name, "holds a number outside 0 to " + std::to_string(end - 1));
   }
   mx::array indices = mx::astype(values, mx::int32);
   mx::eval(indices);
@@ -135,8 +136,10 @@ void Weights::pass_over(const std::string& prefix) {
 void Weights::finish() const {
   constexpr std::size_t kNamed = 5;
   std::string unused;
+  std::string path;
   std::size_t n_unused = 0;
   const auto report = [&](const std::string& name) {
+    if (n_unused == 0) path = path_of(name);
     if (++n_unused <= kNamed) unused += (unused.empty() ? "" : ", ") + name;
   };
   for (const std::string& name : available_) {
@@ -145,7 +148,7 @@ void Weights::finish() const {
   for (const std::string& name : unknown_) report(name);
   if (n_unused == 0) return;
   if (n_unused > kNamed) unused += ", ...";
-  throw FormatError(path_, "", std::to_string(n_unused) + " tensors that this model does not have: " + unused);
+  throw FormatError(path, "", std::to_string(n_unused) + " tensors that this model does not have: " + unused);
 }
 
 }  // namespace memoir::model

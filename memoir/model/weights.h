@@ -116,6 +116,9 @@ class Weights {
   /// Of whole numbers, int32 or int64.
   virtual mlx::core::array read_integers(const std::string& name, const std::vector<std::int64_t>& shape) = 0;
 
+  /// The file that a tensor is in, or should be.
+  virtual std::string path_of(const std::string& /*name*/) const { return path_; }
+
   /// Throws FormatError if there is no such tensor.
   void check_is_there(const std::string& name) const;
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -365,7 +366,9 @@ class GgufWeights : public Weights {
     const auto fits = [](float value) { return std::abs(value) < kFirstToOverflow; };
     const auto found = std::find_if_not(values.begin(), values.end(), fits);
     if (found == values.end()) return;
-    throw FormatError(path_, tensor.name, "holds " + std::to_string(*found) + ", which does not fit float16");
+    std::ostringstream value;
+    std::isnan(*found) ? value << "a NaN" : value << *found;
+    throw FormatError(path_, tensor.name, "holds " + value.str() + ", which does not fit float16");
   }
 
   // `in`, blocks of the tensor, as float16, by way of `values`.

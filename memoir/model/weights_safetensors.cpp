@@ -24,6 +24,8 @@ namespace fs = std::filesystem;
 namespace memoir::model {
 namespace {
 
+constexpr const char* kIndex = "model.safetensors.index.json";
+
 std::optional<mx::Dtype> array_dtype(const std::string& dtype) {
   if (dtype == "F32") return mx::float32;
   if (dtype == "F16") return mx::float16;
@@ -92,6 +94,12 @@ class SafetensorsWeights : public Weights {
     return read(name, shape, integer_dtype);
   }
 
+  std::string path_of(const std::string& name) const override {
+    const auto found = tensors_.find(name);
+    if (found != tensors_.end()) return files_[found->second.file]->path();
+    return files_.size() == 1 ? files_.front()->path() : (fs::path(path_) / kIndex).string();
+  }
+
  private:
   struct Location {
     std::size_t file;
@@ -114,7 +122,7 @@ class SafetensorsWeights : public Weights {
 
   // The shards that the index names, else the one file.
   std::vector<fs::path> files_of(const fs::path& directory) {
-    const fs::path index = directory / "model.safetensors.index.json";
+    const fs::path index = directory / kIndex;
     if (!entry_exists(index)) return {directory / "model.safetensors"};
     const nlohmann::json json = parse_json(read_text_file(index), index.string());
     if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
@@ -144,7 +152,7 @@ class SafetensorsWeights : public Weights {
   void check_index(const fs::path& directory) const {
     for (const std::string& name : indexed_) {
       if (in_files_.contains(name) || !offered_name(name)) continue;
-      const fs::path index = directory / "model.safetensors.index.json";
+      const fs::path index = directory / kIndex;
       throw FormatError(index.string(), name, "is in none of the files that weight_map names");
     }
   }
@@ -164,11 +172,6 @@ class SafetensorsWeights : public Weights {
     }
   }
 
-  const std::string& path_of(const std::string& name) const {
-    const auto found = tensors_.find(name);
-    return found == tensors_.end() ? path_ : files_[found->second.file]->path();
-  }
-
   // A tensor that was looked at and can be read.
   struct Found {
     const SafetensorsFile* file;
@@ -179,7 +182,7 @@ class SafetensorsWeights : public Weights {
   Found find(const std::string& name, const std::vector<std::int64_t>& shape,
              std::optional<mx::Dtype> (*dtype_of)(const std::string&) = array_dtype) {
     const auto found = tensors_.find(name);
-    if (found == tensors_.end()) throw FormatError(path_, name, "missing");
+    if (found == tensors_.end()) throw FormatError(path_of(name), name, "missing");
     take(name);
     const SafetensorsTensor& tensor = *found->second.tensor;
     const SafetensorsFile& file = *files_[found->second.file];
