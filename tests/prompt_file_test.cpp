@@ -542,7 +542,9 @@ TEST(Fitted, RefusesOtherKindsWindowsAndCounts) {
   EXPECT_THROW(fitted(model_of(fed({.window = 5}, 3)), model_of(make_kv_cache({.window = 4}))), std::invalid_argument);
   EXPECT_THROW(fitted(model_of(fed({}, 3)), model_of(make_kv_cache({}), make_kv_cache({}))), std::invalid_argument);
   EXPECT_THROW(fitted(model_of(fed({}, 3)), model_of(std::make_unique<ArraysCache>(1))), std::invalid_argument);
-  EXPECT_EQ(fitted(model_of(fed({}, 3)), model_of(make_kv_cache({.quantization = KVQuantization{}}))).offset(), 3);
+  const ModelCache quantized = model_of(make_kv_cache({.quantization = KVQuantization{}}));
+  EXPECT_THROW(fitted(model_of(fed({}, 3)), quantized), std::invalid_argument);
+  EXPECT_EQ(fitted(model_of(fed({}, 3)), quantized, true).offset(), 3);
 }
 
 TEST(Fitted, RowsStayInTheirTypeAndFormUnlessAnotherIsAskedFor) {

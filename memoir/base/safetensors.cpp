@@ -279,16 +279,22 @@ SafetensorsFile::SafetensorsFile(std::unique_ptr<ByteSource> source) : source_(c
   HeaderHandler handler(path(), header);
   nlohmann::json::sax_parse(text, &handler);
 
-  const std::uint64_t data_start = kLengthBytes + text.size();
-  const std::uint64_t data_bytes = source_->size_bytes() - data_start;
+  data_start_ = kLengthBytes + text.size();
+  const std::uint64_t data_bytes = source_->size_bytes() - data_start_;
   for (SafetensorsTensor& tensor : header.tensors) {
-    place_tensor(tensor, path(), data_start, data_bytes);
+    place_tensor(tensor, path(), data_start_, data_bytes);
   }
   std::ranges::stable_sort(header.tensors, {},
                            [](const SafetensorsTensor& tensor) { return std::pair(tensor.offset, tensor.size_bytes); });
   check_overlaps(header.tensors, path());
   metadata_ = std::move(header.metadata);
   tensors_ = std::move(header.tensors);
+}
+
+std::uint64_t SafetensorsFile::n_bytes_behind() const {
+  std::uint64_t end = data_start_;
+  for (const SafetensorsTensor& tensor : tensors_) end = std::max(end, tensor.offset + tensor.size_bytes);
+  return source_->size_bytes() - end;
 }
 
 std::string safetensors_header(const std::string& name, const std::string& dtype,

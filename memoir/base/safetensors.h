@@ -41,6 +41,9 @@ class SafetensorsFile {
   /// Ordered by offset.
   const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }
 
+  /// How many bytes follow the last tensor's, which no reader looks at. memoir writes none.
+  std::uint64_t n_bytes_behind() const;
+
   /// The bytes of a tensor. `out` must have size_bytes bytes (else std::invalid_argument).
   void read(const SafetensorsTensor& tensor, std::span<std::byte> out) const;
 
@@ -50,6 +53,7 @@ class SafetensorsFile {
 
  private:
   std::unique_ptr<ByteSource> source_;
+  std::uint64_t data_start_ = 0;
   std::map<std::string, std::string> metadata_;
   std::vector<SafetensorsTensor> tensors_;
 };

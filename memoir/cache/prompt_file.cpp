@@ -104,6 +104,10 @@ std::vector<mx::array> read_arrays(const SafetensorsFile& file, const std::strin
   std::vector<SafetensorsEntry> entries;
   for (const SafetensorsTensor& tensor : file.tensors()) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   add_header(checksum, entries, file.metadata());
+  if (!expected_checksum.empty() && file.n_bytes_behind() > 0) {
+    throw FormatError(file.path(), "",
+                      std::to_string(file.n_bytes_behind()) + " bytes follow the last tensor: the file was changed");
+  }
   std::vector<mx::array> arrays = read_tensors(file, checksum);
   if (!expected_checksum.empty() && checksum.hex() != expected_checksum) {
     throw FormatError(file.path(), std::string(kChecksumKey), "does not match: the file is damaged or was changed");
@@ -248,7 +252,7 @@ std::string kind_text(const LayerCache* cache) {
 }
 
 void fit_layers(Layers& loaded, const std::function<const LayerCache*(std::size_t)>& made, std::size_t n_made,
-                const std::string& key);
+                const std::string& key, bool takes_dense);
 
 void fit_states(std::unique_ptr<LayerCache>& loaded, const RecurrentCache& made, const std::string& key) {
   const auto* slots = dynamic_cast<const ArraysCache*>(loaded.get());
@@ -283,21 +287,22 @@ std::string described(const KVOptions& options, std::string_view kind) {
   return text;
 }
 
-bool is_form_asked_for(const KVOptions& own, const KVOptions& asked) {
+bool is_form_asked_for(const KVOptions& own, const KVOptions& asked, bool takes_dense) {
   if (own.quantization) return asked.quantization ? own.quantization == asked.quantization : !asked.dtype;
-  return asked.quantization || !asked.dtype || !own.dtype || own.dtype == asked.dtype;
+  if (asked.quantization) return takes_dense;
+  return !asked.dtype || !own.dtype || own.dtype == asked.dtype;
 }
 
-void fit_rows(KVCache& own, const KVCache& made, const std::string& key) {
+void fit_rows(KVCache& own, const KVCache& made, const std::string& key, bool takes_dense) {
   own.keep_dtype();
   const KVOptions a = own.options();
   const KVOptions b = made.options();
   const bool is_same_layout = a.window == b.window && a.keep == b.keep && a.chunk == b.chunk;
-  if (is_same_layout && is_form_asked_for(a, b)) return;
+  if (is_same_layout && is_form_asked_for(a, b, takes_dense)) return;
   refuse_layer(key, "is " + described(a, own.kind()) + ", expected " + described(b, made.kind()));
 }
 
-void fit_layer(std::unique_ptr<LayerCache>& loaded, const LayerCache* made, const std::string& key) {
+void fit_layer(std::unique_ptr<LayerCache>& loaded, const LayerCache* made, const std::string& key, bool takes_dense) {
   if (const auto* recurrent = dynamic_cast<const RecurrentCache*>(made); recurrent && loaded) {
     return fit_states(loaded, *recurrent, key);
   }
@@ -313,14 +318,14 @@ void fit_layer(std::unique_ptr<LayerCache>& loaded, const LayerCache* made, cons
     if (!own) refuse_kind();
     Layers children = std::move(*own).release();
     fit_layers(
-        children, [list](std::size_t i) { return list->find(i); }, list->n_children(), key + ".");
+        children, [list](std::size_t i) { return list->find(i); }, list->n_children(), key + ".", takes_dense);
     loaded = std::make_unique<CacheList>(std::move(children));
     return;
   }
   if (const auto* rows = dynamic_cast<const KVCache*>(made)) {
     auto* own = dynamic_cast<KVCache*>(loaded.get());
     if (!own) refuse_kind();
-    if (!own->is_empty()) return fit_rows(*own, *rows, key);
+    if (!own->is_empty()) return fit_rows(*own, *rows, key, takes_dense);
     loaded = made->copy();
     return;
   }
@@ -328,12 +333,12 @@ void fit_layer(std::unique_ptr<LayerCache>& loaded, const LayerCache* made, cons
 }
 
 void fit_layers(Layers& loaded, const std::function<const LayerCache*(std::size_t)>& made, std::size_t n_made,
-                const std::string& key) {
+                const std::string& key, bool takes_dense) {
   if (loaded.size() != n_made) {
     throw std::invalid_argument("[cache.fitted] " + std::to_string(loaded.size()) + " layers, expected " +
                                 std::to_string(n_made));
   }
-  for (std::size_t i = 0; i < loaded.size(); ++i) fit_layer(loaded[i], made(i), key + std::to_string(i));
+  for (std::size_t i = 0; i < loaded.size(); ++i) fit_layer(loaded[i], made(i), key + std::to_string(i), takes_dense);
 }
 
 }  // namespace
@@ -351,10 +356,10 @@ PromptFile load_prompt_file(const SafetensorsFile& file) {
   return loaded;
 }
 
-ModelCache fitted(ModelCache loaded, const ModelCache& made) {
+ModelCache fitted(ModelCache loaded, const ModelCache& made, bool takes_dense) {
   Layers layers = std::move(loaded).release();
   fit_layers(
-      layers, [&made](std::size_t i) { return made.find(i); }, made.n_layers(), "");
+      layers, [&made](std::size_t i) { return made.find(i); }, made.n_layers(), "", takes_dense);
   return ModelCache(std::move(layers));
 }
 

@@ -39,8 +39,8 @@ void save_prompt_file(const std::filesystem::path& path, const ModelCache& cache
 
 /// The layers of `loaded` as a model uses them whose empty cache is `made`: slots become the RecurrentCaches that are
 /// in their place, and rows stay in the type that they have. Throws std::invalid_argument saying which layer does not
-/// fit: where it is of another kind, keeps other positions, or holds rows of another form than made's options ask for
-/// (dense rows where it asks for quantized ones do fit: they can still be quantized).
-ModelCache fitted(ModelCache loaded, const ModelCache& made);
+/// fit: where it is of another kind, keeps other positions, or holds rows of another form than made's options ask for.
+/// takes_dense: dense rows fit where it asks for quantized ones, since the caller is still to quantize them.
+ModelCache fitted(ModelCache loaded, const ModelCache& made, bool takes_dense = false);
 
 }  // namespace memoir::cache

@@ -126,7 +126,8 @@ void Session::adopt(cache::ModelCache cache, std::vector<TokenId> tokens) {
   }
   cache::CacheOptions in_the_end = options_;
   in_the_end.quantize_from = 0;
-  cache::ModelCache adopted = cache::fitted(std::move(cache), model_.make_cache(in_the_end));
+  const bool is_still_dense = options_.quantize_from > cache.offset();
+  cache::ModelCache adopted = cache::fitted(std::move(cache), model_.make_cache(in_the_end), is_still_dense);
   roll_back_draft();
   if (store_) {
     record_pass();
