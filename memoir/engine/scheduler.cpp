@@ -7,7 +7,6 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -30,8 +29,6 @@ using MakeRunner = std::function<std::unique_ptr<StepRunner>()>;
 std::string message_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const std::bad_alloc&) {
-    return "out of memory";
   } catch (const std::exception& exception) {
     return exception.what();
   } catch (...) {
