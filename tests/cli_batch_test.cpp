@@ -4,6 +4,8 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -172,9 +174,37 @@ TEST_F(CliBatch, RefusesWhatCannotBe) {
   for (const char* option : {"--models-dir", "--api-key", "--alias"}) {
     expect_failure("serve -m " + tiny() + " " + option + " ''", 2, std::string(option) + ": the text is empty");
   }
+  expect_failure("generate -m " + tiny() + " --batch - --draft-max 2", 2, "--draft-max: ");
+  expect_failure("generate -m " + test::data("mamba2").string() + " --batch - --kv q8", 2, "--kv q8: ");
   const Outcome nothing = run("generate -m " + tiny() + " --batch -", "\n\n");
   EXPECT_EQ(nothing.status, 0);
   EXPECT_EQ(nothing.out, "");
+}
+
+TEST_F(CliBatch, EachAnswerSaysWithWhichSeedItCanBeRepeated) {
+  const std::string command = "generate -m " + tiny() + " --temp 3 -n 20 --batch -";
+  const std::string lines = "{\"tokens\": [1, 2]}\n{\"tokens\": [1, 2]}\n{\"tokens\": [1, 2], \"seed\": 7}\n";
+  std::istringstream answers(run(command, lines).out);
+  std::set<std::string> seeds;
+  int n_answers = 0;
+  for (std::string line; std::getline(answers, line); ++n_answers) {
+    const auto answer = nlohmann::json::parse(line);
+    const std::string seed = answer.at("seed").dump();
+    seeds.insert(seed);
+    const Outcome alone = run("generate -m " + tiny() + " --temp 3 -n 20 --tokens 1,2 --json --seed " + seed);
+    EXPECT_EQ(nlohmann::json::parse(alone.out).at("tokens"), answer.at("tokens"));
+  }
+  EXPECT_EQ(n_answers, 3);
+  EXPECT_EQ(seeds.size(), 3U);
+  EXPECT_EQ(seeds.count("7"), 1U);
+}
+
+TEST_F(CliBatch, WhatHasNoEffectInALineIsTold) {
+  const Outcome outcome =
+      run("generate -m " + tiny() + " --batch -", "{\"tokens\": [1], \"stop\": \"x\"}\n{\"tokens\": [160]}\n");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.out.find("stop: is there, and the model has no tokenizer"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("stdin:2: token 160 "), std::string::npos) << outcome.out;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>  // NOLINT: SIGHUP is POSIX, not in <csignal>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -197,6 +198,68 @@ TEST_F(CliCache, AnAnswerThatNobodyTakesIsSaved) {
   const Outcome again = this->generate("1,2,3,4", "--prompt-cache " + file());
   ASSERT_EQ(again.status, 0) << again.err;
   EXPECT_EQ(nlohmann::json::parse(again.out).at("cached_tokens"), 3);
+}
+
+TEST_F(CliCache, ANumberOfBitsIsAFormAsAnyOther) {
+  const std::string model = std::string("generate -m ") + MEMOIR_TEST_SMOLLM2 + " --temp 0 -n 4 --json --prompt-cache ";
+  const std::string dense = in_folder("dense");
+  const std::string longer = " --tokens 1,2,3,4,5,6";
+  ASSERT_EQ(run(model + dense + " --tokens 1,2,3,4").status, 0);
+  const std::string bytes = test::read_file(dense);
+  for (const std::string kv : {"--kv q8", "--kv bf16", "--kv q8 --quantized-kv-start 3"}) {
+    const Outcome other = run(model + dense + longer + " " + kv);
+    EXPECT_EQ(other.status, 1) << kv;
+    EXPECT_NE(other.err.find("--kv"), std::string::npos) << other.err;
+    EXPECT_EQ(test::read_file(dense), bytes);
+  }
+  // It would be dense still.
+  const Outcome later = run(model + dense + longer + " --kv q8 --quantized-kv-start 100");
+  ASSERT_EQ(later.status, 0) << later.err;
+  EXPECT_EQ(nlohmann::json::parse(later.out).at("cached_tokens"), 4);
+  ASSERT_EQ(run("cache convert --quantize 8 " + dense).status, 0);
+  for (const std::string kv : {"--kv q8", "", "--kv q8 --quantized-kv-start 100"}) {
+    const Outcome codes = run(model + dense + longer + " " + kv);
+    ASSERT_EQ(codes.status, 0) << kv << codes.err;
+    EXPECT_GE(nlohmann::json::parse(codes.out).at("cached_tokens"), 4) << kv;
+  }
+}
+
+TEST_F(CliCache, BytesBehindTheLastTensorAreFound) {
+  ASSERT_EQ(generate("1,2,3", "--prompt-cache " + file()).status, 0);
+  const std::string longer = test::read_file(file()) + "more";
+  test::write_file(file(), longer);
+  const std::string what = "4 bytes follow the last tensor";
+  const Outcome check = run("cache check " + file());
+  EXPECT_EQ(check.status, 1);
+  EXPECT_NE(check.err.find(what), std::string::npos) << check.err;
+  const Outcome use = generate("1,2,3", "--prompt-cache " + file());
+  EXPECT_EQ(use.status, 1);
+  EXPECT_NE(use.err.find(what), std::string::npos) << use.err;
+  EXPECT_EQ(test::read_file(file()), longer);
+}
+
+TEST_F(CliCache, WhatCanNotBeWrittenIsSaidBeforeTheWork) {
+  const auto refused = [&](const std::string& path, int status, const std::string& reason) {
+    const Outcome outcome = run("generate -m " + in_folder("") + " --tokens 1 --prompt-cache " + path);
+    EXPECT_EQ(outcome.status, status) << outcome.err;
+    EXPECT_NE(outcome.err.find(reason), std::string::npos) << outcome.err;
+  };
+  refused(in_folder(""), 2, "is a directory");
+  refused(in_folder("nowhere/x"), 1, "its folder does not exist");
+  refused("/dev/null", 2, "--prompt-cache: /dev/null is no regular file");
+  refused("/dev/stdout", 2, "is no regular file");
+  expect_failure("cache convert -o /dev/null " + golden("kv.v2"), 2, "--output: /dev/null is no regular file");
+}
+
+// As somebody who may not do everything.
+TEST_F(CliCache, AFolderThatTakesNothingIsSaidBeforeTheWork) {
+  const std::string nobody = geteuid() == 0 ? "setpriv --reuid=65534 --regid=65534 --clear-groups " : "";
+  if (shell(nobody + MEMOIR_PROGRAM + " --version").status != 0) GTEST_SKIP() << "nobody can't run the program here";
+  for (const std::string command : {" generate --tokens 1 --prompt-cache /usr/x", " logits --tokens 1 -o /usr/x"}) {
+    const Outcome outcome = shell(nobody + MEMOIR_PROGRAM + command + " -m /usr");
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_NE(outcome.err.find("/usr/x: can't write: its folder /usr: "), std::string::npos) << outcome.err;
+  }
 }
 
 }  // namespace

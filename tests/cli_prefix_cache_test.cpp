@@ -229,6 +229,13 @@ TEST_F(CliPrefixCache, WhatCannotBeWrittenIsSaidOnce) {
   EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
 }
 
+TEST_F(CliPrefixCache, APartThatPassesTheBoundIsSaid) {
+  const Outcome outcome =
+      generate(counted(0, 60), "--prefix-cache-dir " + directory() + " --prefix-cache-disk-bytes 2000");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_NE(outcome.err.find("nothing more is kept there: a part of it has "), std::string::npos) << outcome.err;
+}
+
 TEST_F(CliPrefixCache, RefusesWhatCannotWork) {
   test::write_file(in_folder("file"), "");
   const std::string generate = "generate -m " + tiny() + " --tokens 1,2,3 ";
@@ -236,6 +243,14 @@ TEST_F(CliPrefixCache, RefusesWhatCannotWork) {
   expect_failure(generate + "--prefix-cache-dir d --prefix-cache-bytes 0", 2, "--prefix-cache-bytes 0");
   expect_failure(generate + "--prefix-cache-bytes 1000", 2, "--prefix-cache-bytes: nothing is kept");
   expect_failure(generate + "--prefix-cache-disk-bytes 5", 2, "--prefix-cache-dir");
+  // 4 layers of 2 heads of 16, keys and values of 4 bytes
+  const std::string token = ": nothing can be kept, a single token takes 1024";
+  const std::string kept = generate + "--prefix-cache-dir " + in_folder("d");
+  for (const std::string bytes : {"0", "1023"}) {
+    expect_failure(kept + " --prefix-cache-disk-bytes " + bytes, 2, "--prefix-cache-disk-bytes " + bytes + token);
+  }
+  expect_failure(kept + " --prefix-cache-bytes 1023", 2, "--prefix-cache-bytes 1023" + token);
+  EXPECT_FALSE(test::fs::exists(in_folder("d")));
   expect_failure(std::string("generate -m ") + MEMOIR_TEST_SMOLLM2 +
                      " --tokens 1,2,3 --kv q8 --quantized-kv-start 5 --prefix-cache-dir d",
                  2, "--quantized-kv-start");

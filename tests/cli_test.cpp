@@ -155,8 +155,8 @@ TEST_F(Cli, AContextThatShiftsGoesOn) {
   expect_failure(command + " --context-shift --context 40 --keep 40", 2, "--keep 40: the context has 40 tokens");
   expect_failure(command + " --context-shift --draft ngram", 2, "--context-shift: not together with --draft");
   expect_failure(command + " --context-shift --max-kv-size 9", 2, "--context-shift: not together with --max-kv-size");
-  expect_failure("generate -m " + test::data("mamba2").string() + " --tokens 1 --context-shift", 1,
-                 "a mamba2 can't shift its context: layer 0 has a");
+  expect_failure("generate -m " + test::data("mamba2").string() + " --tokens 1 --context-shift", 2,
+                 "--context-shift: a mamba2 can't shift its context: layer 0 has a");
 }
 
 TEST_F(Cli, ReportsTheVersionAndHelp) {
@@ -192,6 +192,58 @@ TEST_F(Cli, WrongUsageExitsWith2) {
   expect_failure("logits -m " + tiny() + " --tokens 1 -o x --chunk 0", 2, "--chunk");
   expect_failure("bench -m " + tiny() + " --prompt 600 --decode 5", 2, "context of 512");
   expect_failure("generate -m " + tiny() + " --messages x.json --raw", 2, "--raw excludes --messages");
+}
+
+TEST_F(Cli, AnOptionThatWouldHaveNoEffectIsRefused) {
+  const std::string generate = "generate -m " + tiny() + " --tokens 1 -n 1 ";
+  expect_failure(generate + "--draft-max 3", 2, "--draft-max: without --draft nothing is guessed");
+  expect_failure(generate + "--draft none --draft-max 3", 2, "--draft-max: ");
+  expect_failure("chat --draft-max 3", 2, "--draft-max: ");
+  expect_failure("serve -m " + tiny() + " --draft-max 3", 2, "--draft-max: ");
+  expect_failure(generate + "--raw", 2, "--raw excludes --tokens");
+  expect_failure(generate + "--stop x", 2, "--stop: the model has no tokenizer");
+  expect_failure(generate + "--n 2 --prefix-cache-bytes 99999999", 2, "--prefix-cache-bytes: nothing is kept");
+  expect_failure(generate + "--device gpu --activations int8", 2, "--activations int8: is for --device cpu");
+  expect_failure("bench -m " + tiny() + " --batch 2 --kv q8 --quantized-kv-start 5", 2, "--quantized-kv-start: ");
+  expect_failure("tokenize -m smollm2 --decode --special", 2, "--decode excludes --special");
+  for (const std::string option : {"--model-keep-alive", "--max-loaded-models", "--max-model-bytes", "--load-wait"}) {
+    expect_failure("serve -m " + tiny() + " " + option + " 5", 2, option + " is for several models");
+  }
+}
+
+// Which has no rows of keys and values.
+TEST_F(Cli, OptionsOfKeysAndValuesAreRefusedWhereThereAreNone) {
+  const std::string mamba2 = " -m " + test::data("mamba2").string();
+  const std::string commands[] = {"generate" + mamba2 + " --tokens 1 -n 1", "bench" + mamba2 + " --prompt 2 --decode 1",
+                                  "logits" + mamba2 + " --tokens 1 -o " + in_folder("x")};
+  for (const std::string& command : commands) {
+    for (const std::string option : {"--kv q8", "--kv f16", "--max-kv-size 9"}) {
+      expect_failure(command + " " + option, 2, option + ": a mamba2 keeps no keys and values");
+    }
+  }
+  EXPECT_EQ(run(commands[0] + " --kv auto").status, 0);
+  EXPECT_EQ(run("generate -m " + test::data("falcon_h1").string() + " --tokens 1 -n 1 --kv f16").status, 0);
+  expect_failure("generate -m " + test::data("deepseek_v3").string() + " --tokens 1 -n 1 --kv q8", 2, "--kv q8: ");
+}
+
+TEST_F(Cli, ARunSaysWithWhichSeedItCanBeRepeated) {
+  const std::string command = "generate -m " + tiny() + " --tokens 1,2,3 -n 20 --temp 3 --json";
+  const json first = json::parse(run(command).out);
+  const json second = json::parse(run(command).out);
+  EXPECT_NE(first.at("seed"), second.at("seed"));
+  const json again = json::parse(run(command + " --seed " + first.at("seed").dump()).out);
+  EXPECT_EQ(again.at("tokens"), first.at("tokens"));
+  EXPECT_EQ(again.at("seed"), first.at("seed"));
+}
+
+TEST_F(Cli, MessagesNameNoFunction) {
+  for (const std::string& command : {"generate -m " + tiny() + " --tokens 160",
+                                     "generate -m " + tiny() + " --tokens 1 --max-kv-size 3 --draft ngram",
+                                     "generate -m " + test::data("llama4").string() + " --tokens 1 --max-kv-size 5",
+                                     "generate -m " + test::data("mamba2").string() + " --tokens 1 --context-shift"}) {
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.err.find('['), std::string::npos) << outcome.err;
+  }
 }
 
 TEST_F(Cli, NumbersAreDecimalFiniteAndInRange) {
@@ -262,6 +314,8 @@ TEST_F(Cli, AModelThatIsNowhereIsLookedForInFoldersThatItNames) {
       << outcome.err;
   EXPECT_NE(outcome.err.find("/share/memoir/models"), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("set MEMOIR_MODELS to the folder that has nothing.gguf"), std::string::npos);
+  const Outcome file = shell("MEMOIR_MODELS=/my/models " + std::string(MEMOIR_PROGRAM) + " chat -m nothing.gguf");
+  EXPECT_NE(file.err.find("the folder that has nothing.gguf;"), std::string::npos) << file.err;
 }
 
 // Below what 64 threads of a BLAS ask for, which some BLAS go on asking for when the program ends.

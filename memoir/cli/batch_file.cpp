@@ -71,9 +71,10 @@ class Keys {
   std::string place_;
 };
 
-std::vector<std::string> read_stops(Keys& keys, std::vector<std::string> otherwise) {
+std::vector<std::string> read_stops(Keys& keys, std::vector<std::string> otherwise, bool has_texts) {
   const auto given = keys.take("stop");
   if (!given) return otherwise;
+  if (!has_texts) keys.fail("stop", "is there, and the model has no tokenizer, so no texts");
   std::vector<std::string> stops;
   for (const Json& one : given->is_array() ? *given : Json::array({*given})) {
     if (!one.is_string() || one.get_ref<const std::string&>().empty()) {
@@ -84,7 +85,7 @@ std::vector<std::string> read_stops(Keys& keys, std::vector<std::string> otherwi
   return stops;
 }
 
-void read_sampling(Keys& keys, engine::Request& request) {
+void read_sampling(Keys& keys, engine::Request& request, bool has_texts) {
   constexpr std::uint64_t kMaxInt = std::numeric_limits<int>::max();
   if (keys.object().contains("n") && keys.object().contains("max_tokens")) {
     keys.fail("max_tokens", "is there beside n, which means the same");
@@ -105,7 +106,7 @@ void read_sampling(Keys& keys, engine::Request& request) {
     keys.whole("seed", seed, 0, std::numeric_limits<std::uint64_t>::max());
     sampler.seed = seed;
   }
-  request.stop_strings = read_stops(keys, std::move(request.stop_strings));
+  request.stop_strings = read_stops(keys, std::move(request.stop_strings), has_texts);
 }
 
 std::vector<TokenId> read_ids(const Json& value, const Keys& keys) {
@@ -203,7 +204,7 @@ BatchRequest read_batch_request(const std::string& line, const std::string& plac
   request.sampler = defaults.request.sampler;
   request.stop_tokens = defaults.request.stop_tokens;
   request.stop_strings = defaults.request.stop_strings;
-  read_sampling(keys, request);
+  read_sampling(keys, request, defaults.tokenizer != nullptr);
   request.prompt = read_prompt(keys, defaults);
   if (!keys.object().empty()) keys.fail(keys.object().begin().key(), "is a key that memoir does not know");
   return result;

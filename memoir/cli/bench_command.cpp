@@ -138,10 +138,14 @@ std::string text_of(const char* name, const Spread& spread) {
 }
 
 int run_bench(const BenchArguments& arguments) {
+  if (arguments.n_batch > 1 && arguments.kv.quantize_from > 0) {
+    throw UsageError("--quantized-kv-start: not together with --batch");
+  }
   const Clock::time_point start = Clock::now();
   const model::LoadedModel loaded = arguments.run.load();
   const double load_s = seconds_since(start);
   const model::Model& model = *loaded.model;
+  arguments.kv.check(model);
   if (arguments.n_prompt + arguments.n_decode > model.context()) {
     throw UsageError("--prompt and --decode together pass the model's context of " + std::to_string(model.context()));
   }

@@ -168,14 +168,14 @@ int quantize(cache::ModelCache& cache, const CacheArguments& arguments, const st
       return cache.to_quantized({arguments.bits, 32});
     }
   } catch (const std::invalid_argument& refusal) {
-    throw UnsupportedError(path, "", refusal.what());
+    throw UnsupportedError(path, "", std::string(reason(refusal.what())));
   }
 }
 
 int run_convert(const CacheArguments& arguments) {
   const std::string& from = arguments.files.front();
   const std::string& to = arguments.output.empty() ? from : arguments.output;
-  check_output_path("--output", to);
+  check_replaced_path(arguments.output.empty() ? "FILE" : "--output", to);
   cache::PromptFile file = cache::load_prompt_file(from);
   if (arguments.bits > 0 && quantize(file.cache, arguments, from) == 0) {
     throw UnsupportedError(from, "", "has no keys and values that are not quantized yet");

@@ -103,7 +103,7 @@ class Chat {
   // Rows that a shift has moved are not what computing them would give.
   static std::unique_ptr<prefix::Store> make_store(const ChatArguments& arguments, const model::Model& model) {
     const cache::CacheOptions caches = arguments.kv.cache_options(model.config());
-    arguments.prefix_cache.check(!arguments.shift.is_used() && caches.quantize_from == 0, caches);
+    arguments.prefix_cache.check(!arguments.shift.is_used() && caches.quantize_from == 0, model, caches);
     if (arguments.shift.is_used()) return nullptr;
     return arguments.prefix_cache.store(arguments.run.model, model, caches, arguments.draft.companion());
   }
@@ -221,8 +221,10 @@ int run_chat(ChatArguments& arguments) {
     arguments.draft.use_defaults(*package);
     if (arguments.shift.is_used()) arguments.draft.leave_out_default("--context-shift");
   }
+  arguments.draft.check();
   arguments.cache.open(arguments.run.model);
   const model::LoadedModel loaded = arguments.run.load();
+  arguments.kv.check(*loaded.model);
   if (!loaded.tokenizer) throw UnsupportedError(arguments.run.model, "tokenizer.json", "there is none to chat with");
   if (!loaded.tokenizer->chat_template()) {
     throw UnsupportedError(arguments.run.model, "chat_template", "the model has none: try memoir generate --raw");

@@ -5,8 +5,11 @@
 #include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <random>
 #include <stdexcept>
 
+#include "memoir/cache/composite.h"
+#include "memoir/cache/kv.h"
 #include "memoir/cli/heap.h"
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/number_checks.h"
@@ -25,6 +28,15 @@ namespace {
 
 // Beyond, threads cost memory and bring nothing: no product of a model here is cut into that many parts.
 constexpr int kMaxThreads = 256;
+
+bool holds_rows(const cache::LayerCache& layer) {
+  if (dynamic_cast<const cache::KVCache*>(&layer)) return true;
+  const auto* list = dynamic_cast<const cache::CacheList*>(&layer);
+  for (std::size_t i = 0; list && i < list->n_children(); ++i) {
+    if (list->find(i) && holds_rows(*list->find(i))) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -56,6 +68,7 @@ void RunOptions::add_device_to(CLI::App& command) {
 }
 
 void RunOptions::use_device() const {
+  if (device == "gpu" && activations == "int8") throw UsageError("--activations int8: is for --device cpu");
   const mx::Device chosen(device == "gpu" ? mx::Device::gpu : mx::Device::cpu);
   if (!mx::is_available(chosen)) throw UsageError("--device " + device + ": this build of MLX has no such device here");
   mx::set_default_device(chosen);
@@ -125,6 +138,21 @@ cache::CacheOptions KvArguments::cache_options(const model::ModelConfig& config)
   return options;
 }
 
+void KvArguments::check(const model::Model& model) const {
+  std::string names = kv == "auto" ? "" : "--kv " + kv;
+  if (max_size > 0) names += (names.empty() ? "" : ", ") + ("--max-kv-size " + std::to_string(max_size));
+  if (names.empty()) return;
+  try {
+    const cache::ModelCache cache = model.make_cache(cache_options(model.config()));
+    for (std::size_t i = 0; i < cache.n_layers(); ++i) {
+      if (cache.find(i) && holds_rows(*cache.find(i))) return;
+    }
+  } catch (const std::invalid_argument& refusal) {
+    throw UsageError(names + ": " + std::string(reason(refusal.what())));
+  }
+  throw UsageError(names + ": a " + model.config().model_type + " keeps no keys and values");
+}
+
 void SamplingOptions::add_to(CLI::App& command) {
   const auto whole = [&](const char* names, auto& value, std::int64_t low, std::uint64_t high, const char* help) {
     CLI::Option* option = command.add_option(names, value, help)->type_name("N")->transform(whole_number(low, high));
@@ -181,6 +209,7 @@ engine::GenerateOptions SamplingOptions::generate_options(const model::LoadedMod
   options.sampler = sampler;
   if (has_seed_ || is_given("--seed")) options.sampler.seed = seed_;
   options.stop_tokens = loaded.end_tokens;
+  if (is_given("--stop") && !loaded.tokenizer) throw UsageError("--stop: the model has no tokenizer, so no texts");
   for (const std::string& stop : stop_strings) {
     if (stop.empty()) throw UsageError("--stop: the text is empty");
   }
@@ -210,6 +239,10 @@ void DraftOptions::use_defaults(const model::Package& package) {
   if (n_most && *n_most > 0 && max_option_->count() == 0) max_drafts_ = *n_most;
 }
 
+void DraftOptions::check() const {
+  if (max_option_->count() > 0 && !is_used()) throw UsageError("--draft-max: without --draft nothing is guessed");
+}
+
 void DraftOptions::leave_out_default(const std::string& reason) {
   if (draft_.empty() || option_->count() > 0) return;
   report("with " + reason + " the model's DRAFT is not used");
@@ -230,7 +263,7 @@ engine::Drafting DraftOptions::made(const std::string& model, const model::Loade
   try {
     return engine::draft_with_model(draft, n_at_once);
   } catch (const std::invalid_argument& error) {
-    throw UsageError("--draft " + draft_ + ": " + error.what());
+    throw UsageError("--draft " + draft_ + ": " + std::string(reason(error.what())));
   }
 }
 
@@ -242,7 +275,7 @@ std::optional<engine::Drafting> DraftOptions::drafting(const std::string& model,
   try {
     engine::check_takes_drafts_back(loaded.model->make_cache(caches), max_drafts_);
   } catch (const std::invalid_argument& error) {
-    throw UsageError("--draft " + draft_ + ": " + error.what());
+    throw UsageError("--draft " + draft_ + ": " + std::string(reason(error.what())));
   }
   return drafting;
 }
@@ -285,6 +318,11 @@ std::optional<engine::ContextShift> ContextShiftOptions::shift(
     throw UsageError("--keep " + std::to_string(keep_) + ": the context has " + std::to_string(shift.context) +
                      " tokens, and some must go");
   }
+  try {
+    const engine::Session trial(*loaded.model, {}, nullptr, shift);
+  } catch (const std::invalid_argument& refusal) {
+    throw UsageError("--context-shift: " + std::string(reason(refusal.what())));
+  }
   if (loaded.tokenizer) shift.goes_on = engine::goes_on_character(*loaded.tokenizer);
   return shift;
 }
@@ -298,6 +336,12 @@ void check_same_vocabulary(const model::LoadedModel& target, const model::Loaded
                  std::to_string(target.model->config().vocab_size);
   }
   if (!difference.empty()) throw UsageError(name + ": another vocabulary: " + difference);
+}
+
+std::uint64_t random_seed() {
+  std::random_device device;
+  const auto high = static_cast<std::uint64_t>(device());
+  return high << 32 | device();
 }
 
 std::vector<TokenId> parse_tokens(const std::string& text) {

@@ -52,6 +52,9 @@ struct KvArguments {
 
   /// Throws UsageError if --quantized-kv-start comes without a quantized --kv.
   cache::CacheOptions cache_options(const model::ModelConfig& config) const;
+
+  /// Throws UsageError, naming the options, if the model can't have its caches so, or keeps no keys and values at all.
+  void check(const model::Model& model) const;
 };
 
 /// Sampling and stopping, with defaults as the struct has them when add_to() is called.
@@ -66,6 +69,7 @@ struct SamplingOptions {
   /// What a package says, for options that are not given.
   void use_defaults(const model::ModelfileParameters& parameters);
 
+  /// Throws UsageError for an empty --stop, and one for a model that has no texts.
   engine::GenerateOptions generate_options(const model::LoadedModel& loaded) const;
 
  private:
@@ -108,6 +112,9 @@ class DraftOptions {
   }
 
   bool is_used() const { return !draft_.empty() && draft_ != "none"; }
+
+  /// Once defaults are settled. Throws UsageError for --draft-max where nothing is guessed.
+  void check() const;
 
   /// Whether it is meant for whatever model there is: nothing, "ngram" or "auto".
   bool is_for_any() const { return !is_used() || draft_ == "ngram" || draft_ == "auto"; }
@@ -154,6 +161,9 @@ class ContextShiftOptions {
 /// Token by token where both have a tokenizer (their paddings may differ), else by their number. Throws UsageError,
 /// naming the draft model, for another vocabulary.
 void check_same_vocabulary(const model::LoadedModel& target, const model::LoadedModel& draft, const std::string& name);
+
+/// Any seed, for a run that shall be told which it had.
+std::uint64_t random_seed();
 
 /// "1,2,3" as token ids. Throws UsageError naming what is no number.
 std::vector<TokenId> parse_tokens(const std::string& text);

@@ -15,6 +15,7 @@
 #include "memoir/cli/prefix_cache.h"
 #include "memoir/cli/prompt_cache.h"
 #include "memoir/cli/prompt_tokens.h"
+#include "memoir/cli/report.h"
 #include "memoir/cli/signals.h"
 #include "memoir/cli/status.h"
 #include "memoir/cli/terminal.h"
@@ -66,9 +67,10 @@ std::vector<TokenId> prompt_tokens(const model::LoadedModel& loaded, const Gener
   return chat_tokens(tokenizer, inputs, arguments.run.model);
 }
 
-nlohmann::ordered_json json_of(const engine::Completion& completion) {
+nlohmann::ordered_json json_of(const engine::Completion& completion, std::uint64_t seed) {
   return {{"tokens", completion.tokens},
           {"text", completion.text},
+          {"seed", seed},
           {"prompt_tokens", completion.prompt_tokens},
           {"cached_tokens", completion.cached_tokens},
           {"prefill_s", completion.prefill_s},
@@ -88,7 +90,7 @@ std::string tokens_text(const std::vector<TokenId>& tokens) {
 
 // ---- --batch
 
-nlohmann::ordered_json json_of(const engine::BatchResult& result, nlohmann::ordered_json id) {
+nlohmann::ordered_json json_of(const engine::BatchResult& result, std::uint64_t seed, nlohmann::ordered_json id) {
   nlohmann::ordered_json json = {{"index", result.index}};
   if (!id.is_null()) json["id"] = std::move(id);
   if (result.error) {
@@ -97,6 +99,7 @@ nlohmann::ordered_json json_of(const engine::BatchResult& result, nlohmann::orde
   }
   json["tokens"] = result.tokens;
   json["text"] = result.text;
+  json["seed"] = seed;
   json["prompt_tokens"] = result.counts.prompt_tokens;
   json["cached_tokens"] = result.counts.cached_tokens;
   json["prefill_s"] = result.counts.prefill_s;
@@ -111,7 +114,7 @@ nlohmann::ordered_json json_of(const engine::BatchResult& result, nlohmann::orde
 
 // What is wrong with a request, with its line in front.
 std::string error_at(const std::string& place, const std::string& error) {
-  return error.starts_with(place + ":") ? error : place + ": " + error;
+  return error.starts_with(place + ":") ? error : place + ": " + std::string(reason(error));
 }
 
 // Reads lines and writes results, by their numbers.
@@ -124,13 +127,15 @@ class BatchRun {
       const std::string name = file_.name() + ":" + std::to_string(line->number);
       try {
         BatchRequest read = read_batch_request(line->text, name, defaults_);
-        places_.emplace(n_given_++, Place{name, n_lines_++, std::move(read.id)});
+        std::optional<std::uint64_t>& seed = read.request.sampler.seed;
+        if (!seed) seed = random_seed();
+        places_.emplace(n_given_++, Place{name, n_lines_++, *seed, std::move(read.id)});
         return std::move(read.request);
       } catch (const std::exception& error) {
         engine::BatchResult result;
         result.index = n_lines_++;
         result.error = error_at(name, error.what());
-        show(result, {});
+        show(result, 0, {});
       }
     }
     return std::nullopt;
@@ -140,7 +145,7 @@ class BatchRun {
     Place place = std::move(places_.extract(result.index).mapped());
     result.index = place.index;
     if (result.error) result.error = error_at(place.name, *result.error);
-    show(result, std::move(place.id));
+    show(result, place.seed, std::move(place.id));
   }
 
   std::size_t n_failed() const { return n_failed_; }
@@ -151,13 +156,14 @@ class BatchRun {
   struct Place {
     std::string name;   // FILE:LINE
     std::size_t index;  // of the result
+    std::uint64_t seed;
     nlohmann::ordered_json id;
   };
 
-  void show(const engine::BatchResult& result, nlohmann::ordered_json id) {
+  void show(const engine::BatchResult& result, std::uint64_t seed, nlohmann::ordered_json id) {
     ++n_done_;
     if (result.error) ++n_failed_;
-    write_out(json_text(json_of(result, std::move(id))) + "\n");
+    write_out(json_text(json_of(result, seed, std::move(id))) + "\n");
   }
 
   BatchFile file_;
@@ -187,7 +193,8 @@ int run_batch(const GenerateArguments& arguments) {
   service_options.prefix_cache_format = arguments.prefix_cache.format();
   service_options.prefix_cache_directory = arguments.prefix_cache.directory(arguments.run.model);
   const cache::CacheOptions caches = arguments.kv.cache_options(loaded.model->config());
-  arguments.prefix_cache.check(true, caches);
+  arguments.kv.check(*loaded.model);
+  arguments.prefix_cache.check(true, *loaded.model, caches);
   service_options.drafting = arguments.draft.drafting(arguments.run.model, loaded, caches, options.prefill_chunk);
   const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), service_options, caches);
   ProgressLine progress("requests");
@@ -208,9 +215,8 @@ void write_samples(const engine::Samples& samples, const GenerateArguments& argu
   for (std::size_t i = 0; i < samples.completions.size(); ++i) {
     const engine::Completion& completion = samples.completions[i];
     if (arguments.is_json) {
-      nlohmann::ordered_json object = json_of(completion);
+      nlohmann::ordered_json object = json_of(completion, samples.seeds[i]);
       object["sample"] = i;
-      object["seed"] = samples.seeds[i];
       write_out(json_text(object) + "\n");
     } else {
       write_out((i == 0 ? "" : "---\n") + (has_text ? completion.text : tokens_text(completion.tokens)) + "\n");
@@ -231,6 +237,7 @@ void check_can_share(const cache::ModelCache& cache) {
 int run_samples(const GenerateArguments& arguments, const model::LoadedModel& loaded,
                 const std::vector<TokenId>& prompt, const engine::GenerateOptions& options) {
   check_can_share(loaded.model->make_cache());
+  arguments.prefix_cache.check(false, *loaded.model, {});
   const auto [cache, n] = std::pair(arguments.kv.cache_options(loaded.model->config()), arguments.n_samples);
   const text::Tokenizer* tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr;
   write_samples(engine::generate_samples(*loaded.model, cache, prompt, options, n, tokenizer), arguments,
@@ -261,14 +268,17 @@ int run_generate(GenerateArguments& arguments) {
     arguments.draft.use_defaults(*package);
     leave_out_draft(arguments);
   }
+  arguments.draft.check();
   if (!arguments.batch_file.empty()) return run_batch(arguments);
   check_samples(arguments);
   arguments.cache.open(arguments.run.model);
   const model::LoadedModel loaded = arguments.run.load();
+  arguments.kv.check(*loaded.model);
   const std::vector<TokenId> prompt = prompt_tokens(loaded, arguments);
   if (prompt.empty()) throw UsageError("the prompt is empty");
   const text::Tokenizer* tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr;
   engine::GenerateOptions options = arguments.sampling.generate_options(loaded);
+  if (!options.sampler.seed) options.sampler.seed = random_seed();
   arguments.draft.use(arguments.run.model, loaded, options);
   ProgressLine progress("prompt");
   options.on_prefill = [&](int n_done, int n_total) {
@@ -285,7 +295,7 @@ int run_generate(GenerateArguments& arguments) {
                                      {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
                                      {"--draft", arguments.draft.is_asked_for()},
                                      {"--max-kv-size", arguments.kv.max_size > 0}});
-  arguments.prefix_cache.check(arguments.prefix_cache.has_directory(), caches);
+  arguments.prefix_cache.check(arguments.prefix_cache.has_directory(), *loaded.model, caches);
   // A single prompt has no use for one that does not last.
   std::unique_ptr<prefix::Store> store;
   if (arguments.prefix_cache.has_directory()) {
@@ -303,7 +313,7 @@ int run_generate(GenerateArguments& arguments) {
   try {
     const engine::Completion completion = engine::generate(session, prompt, options, tokenizer, show);
     if (arguments.is_json) {
-      write_out(json_text(json_of(completion)) + "\n");
+      write_out(json_text(json_of(completion, *options.sampler.seed)) + "\n");
     } else {
       write_out((tokenizer ? "" : tokens_text(completion.tokens)) + "\n");
     }
@@ -352,7 +362,8 @@ void add_generate_command(CLI::App& app, Action& action) {
       ->transform(whole_number(1, kMaxSamples))
       ->capture_default_str();
   command->add_flag("--raw", arguments->is_raw, "take the prompt as it is, without the chat template")
-      ->excludes(messages);
+      ->excludes(messages)
+      ->excludes(arguments->tokens_option);
   command->add_flag("--json", arguments->is_json, "print one JSON object instead of the text; with --n one a line");
   command->add_option("--batch-size", arguments->n_side_by_side, "with --batch: requests that run side by side")
       ->type_name("N")

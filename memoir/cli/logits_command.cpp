@@ -65,6 +65,7 @@ int run_logits(const LogitsArguments& arguments) {
   if (tokens.empty()) throw UsageError("--tokens: the list is empty");
   check_output_path("--output", arguments.output);
   const model::LoadedModel loaded = arguments.run.load();
+  arguments.kv.check(*loaded.model);
   check_tokens(tokens, *loaded.model);
   write_file(arguments.output, [&](OutputFile& file) { write_logits(arguments, tokens, *loaded.model, file); });
   return kDone;

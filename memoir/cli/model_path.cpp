@@ -14,8 +14,9 @@ namespace memoir::cli {
 namespace {
 
 std::string how_to_name_one(const std::string& name) {
-  return "Name a .gguf file or a model's directory with -m, or set MEMOIR_MODELS to the folder that has " + name +
-         ".gguf; `make setup` in a checkout of memoir puts smollm2 into its models/";
+  const std::string file = name.ends_with(".gguf") ? name : name + ".gguf";
+  return "Name a .gguf file or a model's directory with -m, or set MEMOIR_MODELS to the folder that has " + file +
+         "; `make setup` in a checkout of memoir puts smollm2 into its models/";
 }
 
 // Where people's data lie, after the XDG base directory specification; nullopt without a home.

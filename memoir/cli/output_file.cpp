@@ -116,6 +116,19 @@ fs::path resolve_links(fs::path path) {
   return path;
 }
 
+// A file is replaced by one that is made beside it, so that the folder counts; of a device its own permission does.
+void check_permission(const std::string& path) {
+  const fs::file_status status = status_of(path);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    if (access(path.c_str(), W_OK) != 0) refuse(path, std::strerror(errno));
+    return;
+  }
+  const fs::path folder = resolve_links(path).parent_path();
+  if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0) return;
+  const std::string why = std::strerror(errno);
+  refuse(path, "its folder " + (folder.empty() ? "." : folder.string()) + ": " + why);
+}
+
 }  // namespace
 
 void check_output_path(const std::string& option, const std::string& path) {
@@ -127,6 +140,15 @@ void check_output_path(const std::string& option, const std::string& path) {
   const fs::path folder = fs::path(path).parent_path();
   if (!folder.empty() && !fs::is_directory(status_of(folder.string()))) {
     throw FileError(path, "", "its folder does not exist");
+  }
+  check_permission(path);
+}
+
+void check_replaced_path(const std::string& option, const std::string& path) {
+  check_output_path(option, path);
+  const fs::file_status status = status_of(path);
+  if (descriptor_of(path) || (fs::exists(status) && !fs::is_regular_file(status))) {
+    throw UsageError(option + ": " + path + " is no regular file, expected one that can be replaced");
   }
 }
 

@@ -14,9 +14,13 @@
 namespace memoir::cli {
 
 /// Throws UsageError if `path`, given to `option`, can't name a file: it is empty, ends in a slash or is a directory;
-/// FileError if its folder does not exist, its symbolic links lead in a circle, or it is a descriptor that is not open
-/// for writing. For use before long work.
+/// FileError if its folder does not exist or can't be written to, its symbolic links lead in a circle, or it is a
+/// descriptor or a device that is not open for writing. For use before long work; makes nothing.
 void check_output_path(const std::string& option, const std::string& path);
+
+/// The same for what is always written aside and renamed (ReplacedFile): devices, pipes and descriptors are
+/// UsageErrors.
+void check_replaced_path(const std::string& option, const std::string& path);
 
 /// An open file that goes front to back, so that it may be a pipe.
 class OutputFile {

@@ -35,12 +35,13 @@ void PrefixCacheArguments::add_to(CLI::App& command, const std::string& what) {
   CLI::Option* directory = command.add_option("--prefix-cache-dir", directory_, "keep that in DIR too, for later runs")
                                ->type_name("DIR")
                                ->check(not_empty());
-  command
-      .add_option("--prefix-cache-disk-bytes", disk_bytes_, "bytes of all that is in DIR, the least recently used goes")
-      ->type_name("N")
-      ->transform(whole_number(0, most))
-      ->capture_default_str()
-      ->needs(directory);
+  disk_bytes_option_ = command
+                           .add_option("--prefix-cache-disk-bytes", disk_bytes_,
+                                       "bytes of all that is in DIR, the least recently used goes")
+                           ->type_name("N")
+                           ->transform(whole_number(0, most))
+                           ->capture_default_str()
+                           ->needs(directory);
 }
 
 std::optional<prefix::DirectoryTierOptions> PrefixCacheArguments::directory(const std::string& model) const {
@@ -60,13 +61,28 @@ std::optional<prefix::DirectoryTierOptions> PrefixCacheArguments::directory(cons
   return options;
 }
 
-void PrefixCacheArguments::check(bool is_kept, const cache::CacheOptions& caches) const {
+void PrefixCacheArguments::check(bool is_kept, const model::Model& model, const cache::CacheOptions& caches) const {
   if (!is_kept && bytes_ > 0 && bytes_option_->count() > 0) {
     throw UsageError("--prefix-cache-bytes: nothing is kept that it could be for");
   }
-  if (format_ == prefix::StoreFormat::kAsComputed) return;
-  if (!is_kept || bytes_ == 0) throw UsageError("--prefix-cache-format q8: nothing is kept that it could be for");
-  if (caches.quantization) throw UsageError("--prefix-cache-format q8: with --kv the rows are quantized already");
+  if (format_ != prefix::StoreFormat::kAsComputed) {
+    if (!is_kept || bytes_ == 0) throw UsageError("--prefix-cache-format q8: nothing is kept that it could be for");
+    if (caches.quantization) throw UsageError("--prefix-cache-format q8: with --kv the rows are quantized already");
+  }
+  if (is_kept && bytes_ > 0) check_room(model, caches);
+}
+
+void PrefixCacheArguments::check_room(const model::Model& model, const cache::CacheOptions& caches) const {
+  if (bytes_option_->count() == 0 && disk_bytes_option_->count() == 0) return;
+  const prefix::StateSize size = engine::kept_size(model, caches, format_);
+  const std::uint64_t least = size.row_bytes + size.checkpoint_bytes;
+  const auto need = [least](const CLI::Option& option, std::uint64_t n_bytes) {
+    if (option.count() == 0 || n_bytes >= least) return;
+    throw UsageError(option.get_name() + " " + std::to_string(n_bytes) +
+                     ": nothing can be kept, a single token takes " + std::to_string(least));
+  };
+  need(*bytes_option_, bytes_);
+  need(*disk_bytes_option_, disk_bytes_);
 }
 
 std::unique_ptr<prefix::Store> PrefixCacheArguments::store(

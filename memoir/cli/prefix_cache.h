@@ -33,8 +33,9 @@ class PrefixCacheArguments {
   std::optional<prefix::DirectoryTierOptions> directory(const std::string& model) const;
 
   /// Throws UsageError if bytes or a format were chosen that have nothing to work on: nothing is kept, or not what this
-  /// command computes; or, for a format, rows are quantized already.
-  void check(bool is_kept, const cache::CacheOptions& caches) const;
+  /// command computes; bytes that a single token of the model does not fit into; or, for a format, rows that are
+  /// quantized already. is_kept: the command keeps what it computes with these caches.
+  void check(bool is_kept, const model::Model& model, const cache::CacheOptions& caches) const;
 
   /// A store for sessions with caches of these options and a drafter with such a companion; null where nothing can be
   /// kept.
@@ -44,7 +45,10 @@ class PrefixCacheArguments {
                                        const std::optional<prefix::CompanionCaches>& companion) const;
 
  private:
+  void check_room(const model::Model& model, const cache::CacheOptions& caches) const;
+
   CLI::Option* bytes_option_ = nullptr;
+  CLI::Option* disk_bytes_option_ = nullptr;
   std::size_t bytes_ = default_prefix_cache_bytes();
   prefix::StoreFormat format_ = prefix::StoreFormat::kAsComputed;
   std::string directory_;

@@ -7,6 +7,7 @@
 #include "memoir/base/error.h"
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/output_file.h"
+#include "memoir/cli/report.h"
 #include "memoir/cli/text_checks.h"
 #include "memoir/model/fingerprint.h"
 
@@ -22,7 +23,7 @@ void PromptCache::add_to(CLI::App& command) {
 
 void PromptCache::open(const std::string& model) {
   if (!is_used()) return;
-  check_output_path("--prompt-cache", path_);
+  check_replaced_path("--prompt-cache", path_);
   const std::filesystem::path model_path = resolve_model(model);
   metadata_.model = model::fingerprint(model_path);
   metadata_.model_name = model_path.stem().string();
@@ -47,9 +48,10 @@ void PromptCache::load_into(engine::Session& session) {
   try {
     session.adopt(std::move(found_->cache), std::move(*found_->metadata.tokens));
   } catch (const std::invalid_argument& refusal) {
-    throw UnsupportedError(
-        path_, "",
-        std::string(refusal.what()) + "; --kv and --max-kv-size have to be as when it was written, or --kv left out");
+    throw UnsupportedError(path_, "",
+                           std::string(reason(refusal.what())) +
+                               "; --kv and --max-kv-size have to be as when it was written, or --kv left out "
+                               "(memoir cache convert --quantize makes codes of what it holds)");
   }
   found_.reset();
 }

@@ -8,6 +8,9 @@
 
 namespace memoir::cli {
 
+/// A message without the function that it begins with: "[cache.update] keys has ..." names what no user calls.
+std::string_view reason(std::string_view message);
+
 /// Writes "memoir: <text>" as one line, control characters written out (base/printable.h), cut where it is endless.
 void report(std::string_view text);
 

@@ -38,6 +38,7 @@ struct ServeArguments {
   int load_wait_s = 60;
   std::uint64_t max_model_bytes = 0;  // 0: no bound
   int drain_timeout_s = 30;
+  std::vector<CLI::Option*> of_several = {};  // without effect for one model
 };
 
 // ---- The run
@@ -72,6 +73,7 @@ void serve_until_stopped(server::ApiServer& server, int drain_timeout_s, const S
 void serve_one(const ServeArguments& arguments, server::ApiServer& server, const std::string& address) {
   const fs::path path = resolve_model(arguments.serving.run.model);
   model::LoadedModel loaded = arguments.serving.run.load();
+  arguments.serving.kv.check(*loaded.model);
   const std::string own_name = served_name(find_model(arguments.serving.run.model));
   const std::string name = arguments.alias.empty() ? own_name : arguments.alias;
   server::ServedModel model = served_model(loaded, path, name, arguments.serving);
@@ -115,6 +117,10 @@ int run_serve(ServeArguments arguments) {
   if (arguments.models.empty() && arguments.models_dir.empty()) {
     throw UsageError("--model or --models-dir is required");
   }
+  arguments.serving.draft.check();
+  for (const CLI::Option* option : arguments.of_several) {
+    if (!has_several && option->count() > 0) throw UsageError(option->get_name() + " is for several models");
+  }
   if (has_several && !arguments.serving.draft.is_for_any()) {
     throw UsageError("--draft " + arguments.serving.draft.name() +
                      ": is for one model; for several, ngram or auto (what each carries)");
@@ -154,18 +160,17 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
   arguments.serving.run.add_device_to(command);
   arguments.serving.kv.add_formats_to(command);
   const auto whole = [&](const char* name, auto& value, std::int64_t low, std::uint64_t high, const char* help) {
-    return command.add_option(name, value, help)->type_name("N")->transform(whole_number(low, high));
+    arguments.of_several.push_back(command.add_option(name, value, help)
+                                       ->type_name("N")
+                                       ->transform(whole_number(low, high))
+                                       ->capture_default_str());
   };
   whole("--model-keep-alive", arguments.model_keep_alive_s, -1, 1'000'000'000,
-        "of several models: seconds that one stays loaded unused, -1 for ever")
-      ->capture_default_str();
-  whole("--max-loaded-models", arguments.pool.max_loaded, 1, 1 << 20, "of several models: the most loaded at once")
-      ->capture_default_str();
+        "of several models: seconds that one stays loaded unused, -1 for ever");
+  whole("--max-loaded-models", arguments.pool.max_loaded, 1, 1 << 20, "of several models: the most loaded at once");
   whole("--max-model-bytes", arguments.max_model_bytes, 0, std::uint64_t{1} << 50,
-        "of several models: bytes of the weights of all that are loaded, 0 for no bound")
-      ->capture_default_str();
-  whole("--load-wait", arguments.load_wait_s, 0, 86'400, "of several models: seconds a request waits for its model")
-      ->capture_default_str();
+        "of several models: bytes of the weights of all that are loaded, 0 for no bound");
+  whole("--load-wait", arguments.load_wait_s, 0, 86'400, "of several models: seconds a request waits for its model");
   command.add_option("--pooling", arguments.pooling, "of tokens' states into an embedding")
       ->check(CLI::IsMember({"mean", "last"}))
       ->type_name("mean|last")

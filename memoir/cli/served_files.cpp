@@ -159,7 +159,7 @@ std::optional<engine::Drafting> served_drafting(const model::LoadedModel& loaded
 std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const fs::path& path,
                                                const ServingOptions& options) {
   const cache::CacheOptions caches = options.kv.cache_options(loaded.model->config());
-  options.prefix_cache.check(true, caches);
+  options.prefix_cache.check(true, *loaded.model, caches);
   engine::ServiceOptions service = options.service;
   service.prefix_cache_format = options.prefix_cache.format();
   service.prefix_cache_directory = options.prefix_cache.directory(path.string());
@@ -272,7 +272,7 @@ server::ModelSource::Loaded ServedFiles::load(const std::string& name) {
   try {
     serving.service.drafting = served_drafting(loaded, source.model, serving);
   } catch (const std::exception& error) {
-    report(name + ": no drafts: " + error.what());
+    report(name + ": no drafts: " + std::string(reason(error.what())));
   }
   std::shared_ptr<engine::Service> service = served_engine(std::move(loaded), source.model, serving);
   server::CacheHooks hooks = cache_hooks(*service);

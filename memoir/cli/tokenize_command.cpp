@@ -76,9 +76,10 @@ void add_tokenize_command(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("tokenize", "lines of text on stdin become JSON arrays of token ids on stdout");
   command->add_option("-m,--model", arguments->model, kModelHelp)->type_name("MODEL")->required();
-  command->add_flag("--special", arguments->parse_special, "the text of a special token becomes its id");
+  CLI::Option* special =
+      command->add_flag("--special", arguments->parse_special, "the text of a special token becomes its id");
   command->add_flag("--json", arguments->is_json, "each line of text is a JSON string");
-  command->add_flag("--decode", arguments->is_decode, "the other way: arrays of ids become text");
+  command->add_flag("--decode", arguments->is_decode, "the other way: arrays of ids become text")->excludes(special);
   command->callback([arguments, &action] { action = [arguments] { return run_tokenize(*arguments); }; });
 }
 

@@ -18,7 +18,23 @@ cache::ModelCache joined(cache::ModelCache first, cache::ModelCache second) {
   return cache::ModelCache(std::move(layers));
 }
 
+// A cache whose arrays know their sizes, and are never computed.
+cache::ModelCache sized_cache(const model::Model& model, const cache::CacheOptions& caches) {
+  cache::ModelCache cache = model.make_cache(caches);
+  model.forward(std::vector<TokenId>{0}, cache, model::LogitRows::kLast);
+  return cache;
+}
+
 }  // namespace
+
+prefix::StateSize kept_size(const model::Model& model, const cache::CacheOptions& caches, prefix::StoreFormat format) {
+  const cache::ModelCache cache = sized_cache(model, caches);
+  prefix::StateSize size = prefix::state_size(cache);
+  if (format == prefix::StoreFormat::kQ8) {
+    size.row_bytes = prefix::NarrowRows::of(cache).row_bytes(prefix::parts_of(cache));
+  }
+  return size;
+}
 
 std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, const prefix::StoreOptions& options,
                                                  const cache::CacheOptions& caches,
@@ -28,9 +44,7 @@ std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, cons
     throw std::invalid_argument("[engine.make_prefix_store] rows are quantized from token " +
                                 std::to_string(caches.quantize_from) + " on, expected one format from the first");
   }
-  // The arrays know their sizes, and are never computed.
-  cache::ModelCache cache = model.make_cache(caches);
-  model.forward(std::vector<TokenId>{0}, cache, model::LogitRows::kLast);
+  cache::ModelCache cache = sized_cache(model, caches);
   std::function<cache::ModelCache()> make_cache = [&model, caches] { return model.make_cache(caches); };
   prefix::StoreOptions settled = options;
   if (companion) {

@@ -13,6 +13,9 @@
 
 namespace memoir::engine {
 
+/// What one token's rows and one checkpoint take in such a store. Computes nothing. Throws as make_prefix_store.
+prefix::StateSize kept_size(const model::Model& model, const cache::CacheOptions& caches, prefix::StoreFormat format);
+
 /// For caches that model.make_cache(caches) makes; the model must outlive the store. With `directory` what is kept also
 /// goes there, and comes from there. With `companion` so does what a drafter keeps beside (prefix/companion.h).
 /// Computes nothing.

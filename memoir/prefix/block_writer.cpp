@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "memoir/base/checksum.h"
@@ -108,7 +110,9 @@ void BlockWriter::write(const BlockJob& job) {
   const std::vector<std::byte> end = block_end(checksum.value());
   pieces.emplace_back(end);
   const std::size_t n_bytes = size_of(job) + end.size();
-  if (!folder_.make_room(n_bytes)) return;
+  if (!folder_.make_room(n_bytes)) {
+    throw std::length_error("a part of it has " + std::to_string(n_bytes) + " bytes, more than all may have");
+  }
   try {
     folder_.write(job.name, pieces);
   } catch (const FileError&) {

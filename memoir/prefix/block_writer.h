@@ -3,8 +3,9 @@
 // Writes blocks behind the back of whoever computes them, on a thread of its own.
 //
 // The queue has a bound in bytes: beyond it, what has waited longest is not written. When a block can't be written (a
-// full disk, a directory that is read-only), that is said once, and no other is tried; what is there can still be read.
-// Threads: any may call; on_warning is called on the writer's. Destruction writes what is queued.
+// full disk, a directory that is read-only, a bound that it alone passes), that is said once, and no other is tried;
+// what is there can still be read. Threads: any may call; on_warning is called on the writer's. Destruction writes what
+// is queued.
 
 #include <condition_variable>
 #include <cstddef>
