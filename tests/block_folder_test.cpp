@@ -361,10 +361,17 @@ TEST_F(Folder, PromptsShrinkFromTheirEnds) {
   EXPECT_EQ(reach(*open(smaller->size_bytes() - 1), keys), 512);
 }
 
-TEST_F(Folder, WhatIsLargerThanTheBudgetIsNotWritten) {
+TEST_F(Folder, WhatIsLargerThanTheBudgetIsNotWrittenButSaid) {
   const auto folder = open(2000);
   put(*folder, counted(10), BlockKind::kRows, 500);
-  put(*folder, counted(10, 50), BlockKind::kRows, 5000);
+  std::string said;
+  {
+    BlockWriter writer(*folder, kPlenty, [&said](const std::string& why) { said += why; });
+    writer.add(job_of(*folder, BlockKind::kRows, counted(10, 50), payload_of(5000)));
+    writer.flush();
+    EXPECT_FALSE(writer.is_on());
+  }
+  EXPECT_NE(said.find("more than all may have"), std::string::npos) << said;
   EXPECT_EQ(folder->n_files(), 1U);
 }
 
