@@ -205,7 +205,7 @@ TEST_F(Cli, AnOptionThatWouldHaveNoEffectIsRefused) {
   expect_failure(generate + "--n 2 --prefix-cache-bytes 99999999", 2, "--prefix-cache-bytes: nothing is kept");
   expect_failure(generate + "--device gpu --activations int8", 2, "--activations int8: is for --device cpu");
   expect_failure("bench -m " + tiny() + " --batch 2 --kv q8 --quantized-kv-start 5", 2, "--quantized-kv-start: ");
-  expect_failure("tokenize -m smollm2 --decode --special", 2, "--decode excludes --special");
+  expect_failure("tokenize -m smollm2 --decode --special", 2, "--special excludes --decode");
   for (const std::string option : {"--model-keep-alive", "--max-loaded-models", "--max-model-bytes", "--load-wait"}) {
     expect_failure("serve -m " + tiny() + " " + option + " 5", 2, option + " is for several models");
   }
