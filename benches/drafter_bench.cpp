@@ -6,9 +6,9 @@
 // safetensors file, its tensor "prompt" or "sequence0.prompt". TOKENS: 200 if it isn't given, ROUNDS: 9.
 //
 // Greedy decoding without drafts and with each way of drafting in turn, ROUNDS times; all must give the same tokens. Of
-// each the time for the text by that of plain decoding, and of a pass by that of a plain one, medians: as many drafts
-// as pay, always so many, and so many that are wrong (another token than the drafter's). The last are the cost of a
-// round without acceptance: drafts made, a pass over them, and all taken back.
+// each the time for the text by that of plain decoding in the same round, and of a pass by that of a plain one, medians
+// over the rounds: as many drafts as pay, always so many, and so many that are wrong (another token than the
+// drafter's). The last are the cost of a round without acceptance: drafts made, a pass over them, and all taken back.
 
 #include <mlx/mlx.h>
 
@@ -115,15 +115,16 @@ int measure(const std::string& target, const std::string& draft, const Tokens& p
     if (round >= 0) continue;  // the first is for the drafters to learn what pays
     for (Way& way : ways) way.seconds.clear();
   }
-  const double plain = median(ways.front().seconds);
-  const double plain_pass = plain / ways.front().n_passes;
-  std::printf("plain: %.3f ms a token\n%-24s%9s%8s%10s%12s\n", 1e3 * plain_pass, "", "drafted", "right", "speed-up",
-              "a pass");
+  const Way& plain = ways.front();
+  std::printf("plain: %.3f ms a token\n%-24s%9s%8s%10s%12s\n", 1e3 * median(plain.seconds) / plain.n_passes, "",
+              "drafted", "right", "speed-up", "a pass");
   for (const Way& way : ways) {
-    const double seconds = median(way.seconds);
+    std::vector<double> gains;
+    for (std::size_t i = 0; i < way.seconds.size(); ++i) gains.push_back(plain.seconds[i] / way.seconds[i]);
+    const double gain = median(gains);
     const double right = way.counts.n_drafted > 0 ? 100.0 * way.counts.n_accepted / way.counts.n_drafted : 0;
-    std::printf("%-24s%9d%6.0f %%%10.2f%12.2f\n", way.name.c_str(), way.counts.n_drafted, right, plain / seconds,
-                seconds / way.n_passes / plain_pass);
+    std::printf("%-24s%9d%6.0f %%%10.2f%12.2f\n", way.name.c_str(), way.counts.n_drafted, right, gain,
+                static_cast<double>(plain.n_passes) / way.n_passes / gain);
   }
   return 0;
 }

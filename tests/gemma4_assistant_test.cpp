@@ -260,18 +260,21 @@ TEST(AssistantRefusal, AnotherVocabularyLayersAndHiddenSizeAreRefusedByName) {
   const auto one_layer = [](nlohmann::json& config) {
     config["num_hidden_layers"] = 1;
     config["num_kv_shared_layers"] = 0;
-    config["layer_types"] = {"sliding_attention"};
+    config["layer_types"] = {"full_attention"};
   };
   EXPECT_MENTIONS(error_of(one_layer,
                            [&](Tensors& tensors) {
-                             std::erase_if(tensors, [](const auto& entry) {
-                               return entry.first.starts_with("model.layers.") &&
-                                      !entry.first.starts_with("model.layers.0.");
-                             });
+                             Tensors kept;  // of the second layer, which is one of this kind
+                             for (const auto& [name, tensor] : tensors) {
+                               const bool is_second = name.starts_with("model.layers.1.");
+                               if (!is_second && name.starts_with("model.layers.")) continue;
+                               kept.emplace(is_second ? "model.layers.0." + name.substr(15) : name, tensor);
+                             }
+                             tensors = kept;
                              first(tensors.at("model.embed_tokens_per_layer.weight"), 8, 1);
                              first(tensors.at("model.per_layer_model_projection.weight"), 8, 0);
                            }),
-                  "text_config.layer_types: has full_attention, the model has none");
+                  "text_config.layer_types: has sliding_attention, the model has none");
   const TemporaryFolder folder;
   const test::fs::path wider = test::copied_model(folder, (test::fs::path("gemma4_assistant") / "assistant").string());
   test::edit_config(wider, [](nlohmann::json& config) { config["backbone_hidden_size"] = 48; });
