@@ -189,13 +189,13 @@ TEST_P(GgufFamily, GivesTheBitsOfTheDirectoryWithTheSameValues) {
 TEST(GgufFamilies, AnArchitectureWhoseNamesAreNotKnownIsSaidSo) {
   const test::TemporaryFolder folder;
   GgufWriter file;
-  file.keys.string("general.architecture", "deepseek2")
-      .integer("deepseek2.block_count", 1)
-      .integer("deepseek2.embedding_length", 32)
-      .integer("deepseek2.feed_forward_length", 32)
-      .integer("deepseek2.attention.head_count", 2)
-      .integer("deepseek2.context_length", 64)
-      .integer("deepseek2.vocab_size", 16);
+  file.keys.string("general.architecture", "mistral")
+      .integer("mistral.block_count", 1)
+      .integer("mistral.embedding_length", 32)
+      .integer("mistral.feed_forward_length", 32)
+      .integer("mistral.attention.head_count", 2)
+      .integer("mistral.context_length", 64)
+      .integer("mistral.vocab_size", 16);
   file.write(folder.path() / "model.gguf");
   try {
     model::load_model(folder.path() / "model.gguf");

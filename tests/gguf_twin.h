@@ -77,6 +77,8 @@ struct Twin {
   std::function<void(const json&, Tensors&, GgufWriter&)> take = {};  // writes tensors of its own and drops them
   bool sums_in_other_order = false;                                   // columns of a matrix come in another order
   int n_more_blocks = 0;                                              // behind the model's layers
+  bool writes_own_sizes = false;                                      // add_keys writes all of a layer's sizes
+  std::string label = {};                                             // where a golden has several
 };
 
 // Their number of key heads is written layer by layer.
@@ -91,7 +93,7 @@ inline void add_keys_of_all(const json& config, const Twin& twin, GgufBuilder& k
       .integer(name("block_count"), config["num_hidden_layers"].get<int>() + twin.n_more_blocks)
       .integer(name("embedding_length"), config["hidden_size"])
       .integer(name("vocab_size"), config["vocab_size"]);
-  if (!config.contains("num_attention_heads")) return;
+  if (!config.contains("num_attention_heads") || twin.writes_own_sizes) return;
   keys.integer(name("feed_forward_length"),
                config.value("block_auto_adjust_ff_dim", false) ? 48 : config["intermediate_size"].get<int>())
       .integer(name("attention.head_count"), config["num_attention_heads"])

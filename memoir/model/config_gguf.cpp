@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <span>
 
 #include "memoir/base/error.h"
 #include "memoir/model/config.h"
@@ -61,6 +62,16 @@ class Keys {
     return some.empty() ? std::nullopt : std::optional(checked(key, same_value(key, some), max));
   }
 
+  // The first of a list with one for each layer; or the one for all.
+  std::optional<int> first_size(const std::string& key, std::int64_t max) const {
+    const auto found = file_.metadata().find(name(key));
+    const auto* list =
+        found == file_.metadata().end() ? nullptr : std::get_if<std::vector<std::int64_t>>(&found->second);
+    if (!list) return size(key, max);
+    if (list->empty()) fail(key, "is an empty list");
+    return checked(key, list->front(), max);
+  }
+
   int required(const std::string& key, std::int64_t max) const {
     const auto value = size(key, max);
     if (!value) fail(key, "is missing");
@@ -102,10 +113,6 @@ class Keys {
   std::string prefix_;
 };
 
-bool has_tensor(const GgufFile& file, std::string_view name) {
-  return std::ranges::find(file.tensors(), name, &GgufTensor::name) != file.tensors().end();
-}
-
 int read_vocab_size(const GgufFile& file, const Keys& keys) {
   if (const auto size = keys.size("vocab_size", kMaxVocab)) return *size;
   const auto* tokens = file.strings("tokenizer.ggml.tokens");
@@ -116,9 +123,33 @@ int read_vocab_size(const GgufFile& file, const Keys& keys) {
   return static_cast<int>(tokens->size());
 }
 
+// Of attention through latent vectors: in files of 2025 and later the head of key_length is the latent one, which all
+// queries share.
+void read_latent_heads(const Keys& keys, ModelConfig& config) {
+  config.intermediate_size = keys.required("feed_forward_length", kMaxIntermediateSize);
+  config.n_heads = config.n_kv_heads = keys.required("attention.head_count", kMaxHeads);
+  const auto head_dim = keys.size("attention.key_length_mla", kMaxHeadDim);
+  config.head_dim = head_dim ? *head_dim : keys.required("attention.key_length", kMaxHeadDim);
+}
+
+// Of layers of two kinds: head_dim is that of those which slide. What else differs is for the family's keys to say.
+void read_gemma4_heads(const Keys& keys, ModelConfig& config) {
+  const auto width = keys.first_size("feed_forward_length", kMaxIntermediateSize);
+  if (!width) keys.fail("feed_forward_length", "is missing");
+  config.intermediate_size = *width;
+  config.n_heads = keys.required("attention.head_count", kMaxHeads);
+  config.n_kv_heads = keys.first_size("attention.head_count_kv", kMaxHeads).value_or(config.n_heads);
+  config.head_dim = keys.required("attention.key_length_swa", kMaxHeadDim);
+}
+
 void read_heads(const Keys& keys, ModelConfig& config) {
+  if (config.model_type == "deepseek_v3") return read_latent_heads(keys, config);
+  if (config.model_type == "gemma4_text") return read_gemma4_heads(keys, config);
   if (!has_experts_alone(config.model_type)) {
     config.intermediate_size = keys.required("feed_forward_length", kMaxIntermediateSize);
+  }
+  if (config.model_type == "llama4_text") {  // of the experts
+    config.intermediate_size = keys.required("expert_feed_forward_length", kMaxIntermediateSize);
   }
   config.n_heads = keys.required("attention.head_count", kMaxHeads);
   const bool has_layers_without = config.model_type == "lfm2" || config.model_type == "granitemoehybrid";
@@ -188,6 +219,57 @@ RopeConfig read_rope(const Keys& keys, const GgufFile& file, const ModelConfig& 
   return rope;
 }
 
+// All of what turns does, though it is a part of the head. llama.cpp's converter has a tenth of mscale_all_dim, and
+// llama.cpp takes mscale for the same.
+void read_latent_rope(const Keys& keys, RopeConfig& rope) {
+  rope.partial_rotary_factor = 1;
+  constexpr float kTenth = 0.1F;
+  const auto tenth = keys.positive("rope.scaling.yarn_log_multiplier");
+  if (!tenth || rope.type != "yarn") return;
+  rope.mscale = rope.mscale_all_dim = static_cast<float>(*tenth) / kTenth;
+}
+
+// How many pairs turn in layers that see everything: the converter writes 1 for each of these, and then numbers so
+// large that the angle is none.
+std::size_t turning_pairs(const GgufFile& file, int head_dim) {
+  constexpr std::string_view kName = "rope_freqs.weight";
+  constexpr float kHuge = 1e20F;
+  const auto tensor = std::ranges::find(file.tensors(), kName, &GgufTensor::name);
+  if (tensor == file.tensors().end()) throw FormatError(file.path(), std::string(kName), "missing");
+  std::vector<float> factors(static_cast<std::size_t>(head_dim / 2));
+  if (tensor->type != GgufType::kF32 || tensor->size_bytes != factors.size() * sizeof(float)) {
+    throw FormatError(file.path(), std::string(kName),
+                      "is not of type F32 with " + std::to_string(factors.size()) + " numbers");
+  }
+  file.read(*tensor, std::as_writable_bytes(std::span(factors)));
+  const auto rest = std::ranges::find_if(factors, [](float factor) { return factor != 1; });
+  if (!std::all_of(rest, factors.end(), [](float factor) { return factor >= kHuge; })) {
+    throw UnsupportedError(file.path(), std::string(kName), "holds other numbers than 1 and, behind these, huge ones");
+  }
+  return static_cast<std::size_t>(rest - factors.begin());
+}
+
+// `rope` is of layers that see everything.
+void read_gemma4_ropes(const Keys& keys, const GgufFile& file, ModelConfig& config) {
+  RopeConfig scaling;
+  read_rope_type(keys, file, scaling);
+  if (scaling.type != "default") {
+    throw UnsupportedError(file.path(), keys.name("rope.scaling.type"),
+                           "is \"" + scaling.type + "\": Gemma 4 has none");
+  }
+  const int head_dim = keys.required("attention.key_length", kMaxHeadDim);
+  config.rope.theta = keys.positive("rope.freq_base").value_or(1e6);
+  config.rope.type = "proportional";
+  const auto turned = static_cast<double>(2 * turning_pairs(file, head_dim));
+  config.rope.partial_rotary_factor = turned == 0 ? 0 : std::nextafter(turned / head_dim, 2.0);
+  RopeConfig sliding;
+  sliding.theta = keys.positive("rope.freq_base_swa").value_or(sliding.theta);
+  if (keys.size("rope.dimension_count_swa", kMaxHeadDim).value_or(config.head_dim) != config.head_dim) {
+    throw UnsupportedError(file.path(), keys.name("rope.dimension_count_swa"), "is not all of a head");
+  }
+  config.layer_ropes = {{"full_attention", config.rope}, {"sliding_attention", sliding}};
+}
+
 // What llama.cpp does not do for its architecture "llama", although there are keys for it.
 void check_llama(const Keys& keys, const GgufFile& file, const ModelConfig& config) {
   const int rotated = rotated_dims(config.head_dim, config.rope);
@@ -243,7 +325,8 @@ ModelConfig config_from_gguf(const GgufFile& file, const ModelTypeCheck& check) 
   if (check) check(config.model_type, config.path);
   const int n_blocks = keys.required("block_count", kMaxLayers);
   config.n_layers = n_blocks;
-  if (config.model_type.starts_with("qwen3_")) {  // blocks that predict further tokens are among them
+  if (config.model_type.starts_with("qwen3_") ||
+      config.model_type == "deepseek_v3") {  // blocks that predict further tokens are among them
     config.n_layers -= keys.size("nextn_predict_layers", n_blocks - 1).value_or(0);
   }
   config.hidden_size = keys.required("embedding_length", kMaxHiddenSize);
@@ -258,7 +341,12 @@ ModelConfig config_from_gguf(const GgufFile& file, const ModelTypeCheck& check) 
   if (!is_attention_free(config.model_type)) {
     config.max_position = keys.required("context_length", kMaxPosition);
     read_heads(keys, config);
-    config.rope = read_rope(keys, file, config);
+    if (config.model_type == "gemma4_text") {
+      read_gemma4_ropes(keys, file, config);
+    } else {
+      config.rope = read_rope(keys, file, config);
+    }
+    if (config.model_type == "deepseek_v3") read_latent_rope(keys, config.rope);
     if (*architecture == "llama") check_llama(keys, file, config);
     check_heads(config, {keys.name("attention.head_count"), keys.name("attention.head_count_kv"),
                          keys.name("attention.key_length"), keys.name("rope.dimension_count")});
@@ -267,7 +355,7 @@ ModelConfig config_from_gguf(const GgufFile& file, const ModelTypeCheck& check) 
     throw UnsupportedError(file.path(), keys.name("attention.causal"), "is false: the model is none that writes text");
   }
   // llama.cpp reads no window for these architectures; Mistral's files name the first too.
-  if (*architecture != "llama" && !architecture->starts_with("qwen"))
+  if (!architecture->starts_with("llama") && !architecture->starts_with("qwen"))
     config.sliding_window = keys.size("attention.sliding_window", kMaxPosition);
   config.tie_embeddings = !has_tensor(file, "output.weight");
   config.attention_bias = has_tensor_like(file, ".attn_q.bias");

@@ -73,7 +73,8 @@ mx::array dequantized(const kernels::Weight& weight) {
 }
 
 Unfolded read_unfolded(Weights& weights, const std::string& module, const LatentSizes& sizes) {
-  if (weights.has(module + ".embed_q.weight")) {  // MLX's form, cut already
+  if (weights.has(module + ".embed_q.weight")) {  // MLX's form, cut already; GGUF files may have both
+    weights.pass_over(module + ".kv_b_proj.");
     return {weights.stack(module + ".embed_q", {sizes.rank, sizes.plain, sizes.n_heads}),
             weights.stack(module + ".unembed_out", {sizes.value, sizes.rank, sizes.n_heads})};
   }
@@ -302,6 +303,7 @@ std::unique_ptr<Model> make_deepseek_v3(const ModelConfig& config, Weights& weig
   for (int i = config.n_layers; i < config.n_layers + n_predicting; ++i) {
     if (weights.has(layer_module(i) + ".eh_proj.weight")) weights.pass_over(layer_module(i) + ".");
   }
+  weights.pass_over("mtp.");  // the same in GGUF files
   kernels::Rope rope = make_rope(config.rope, sizes.turned, config.path);
   rope.traditional = family_fields(config).boolean("rope_interleave").value_or(true);
   return std::make_unique<Decoder>(

@@ -94,6 +94,7 @@ std::unique_ptr<Model> make_gemma4(const ModelConfig& config, Weights& weights) 
   Gemma4Keys keys = read_gemma4_keys(config);
   read_gemma4_sharing(config, keys);
   std::vector<kernels::Rope> ropes = make_gemma4_ropes(config, keys.layers);
+  weights.pass_over("rope_freqs.weight");  // of GGUF files: in `config`
   std::vector<std::unique_ptr<DecoderLayer>> layers;
   for (int i = 0; i < config.n_layers; ++i) {
     layers.push_back(make_gemma4_layer(weights, config, keys, i));

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "memoir/base/error.h"
 #include "memoir/model/config_defaults.h"
 #include "memoir/model/layer_pattern.h"
 
@@ -186,7 +187,108 @@ void add_qwen3_next(const ModelConfig& config, json& keys) {
   keys["norm_topk_prob"] = true;
 }
 
+[[noreturn]] void refuse(const ModelConfig& config, const std::string& key, const std::string& reason) {
+  throw UnsupportedError(config.path, key, reason);
+}
+
+// Groups of experts have only files of late 2025 on: without them any expert may be chosen, as in llama.cpp.
+void add_deepseek(const ModelConfig& config, json& keys) {
+  constexpr int kSigmoid = 2;
+  const std::string prefix = "deepseek2.";
+  if (config.raw.value("expert_gating_func", json()) != kSigmoid) {
+    refuse(config, prefix + "expert_gating_func", "is not 2, of experts scored by a sigmoid: DeepSeek-V2 can't be run");
+  }
+  if (config.raw.contains("attention.temperature_scale")) {
+    refuse(config, prefix + "attention.temperature_scale", "is there: DeepSeek-V3's queries don't grow");
+  }
+  keys.update({{"q_lora_rank", nullptr},
+               {"n_group", 1},
+               {"topk_group", 1},
+               {"first_k_dense_replace", 0},
+               {"norm_topk_prob", false},
+               {"routed_scaling_factor", 1.0},
+               {"num_nextn_predict_layers", 0}});
+  for (const auto& [gguf_key, key] :
+       {std::pair("attention.q_lora_rank", "q_lora_rank"), std::pair("attention.kv_lora_rank", "kv_lora_rank"),
+        std::pair("rope.dimension_count", "qk_rope_head_dim"), std::pair("attention.value_length", "v_head_dim"),
+        std::pair("attention.value_length_mla", "v_head_dim"), std::pair("expert_count", "n_routed_experts"),
+        std::pair("expert_used_count", "num_experts_per_tok"), std::pair("expert_group_count", "n_group"),
+        std::pair("expert_group_used_count", "topk_group"), std::pair("expert_shared_count", "n_shared_experts"),
+        std::pair("expert_feed_forward_length", "moe_intermediate_size"),
+        std::pair("expert_weights_scale", "routed_scaling_factor"), std::pair("expert_weights_norm", "norm_topk_prob"),
+        std::pair("leading_dense_block_count", "first_k_dense_replace")}) {
+    copy_key(config.raw, gguf_key, key, keys);
+  }
+  if (const auto turned = integer(keys, "qk_rope_head_dim")) keys["qk_nope_head_dim"] = config.head_dim - *turned;
+}
+
+// Chunks, the layers without rope, and how queries grow there are the same in all of llama.cpp's Llama 4 models; those
+// of 128 experts have no norms on heads.
+void add_llama4(const ModelConfig& config, json& keys) {
+  constexpr int kExpertsWithoutNorms = 128;
+  copy_key(config.raw, "feed_forward_length", "intermediate_size_mlp", keys);
+  copy_key(config.raw, "interleave_moe_layer_step", "interleave_moe_layer_step", keys);
+  copy_key(config.raw, "expert_count", "num_local_experts", keys);
+  copy_key(config.raw, "expert_used_count", "num_experts_per_tok", keys);
+  keys["use_qk_norm"] = config.raw.value("expert_count", json()) != kExpertsWithoutNorms;
+  if (config.raw.contains("attention.sliding_window")) {
+    refuse(config, "llama4.attention.sliding_window", "is there: only models with chunks can be run");
+  }
+}
+
+// What `raw` has for a layer under a key: one number for all, or a list.
+json of_layer(const json& raw, const char* key, int layer) {
+  const auto found = raw.find(key);
+  if (found == raw.end() || !found->is_array()) return found == raw.end() ? json() : *found;
+  const auto at = static_cast<std::size_t>(layer);
+  return at < found->size() ? (*found)[at] : json();
+}
+
+// The last layers, which read other layers' keys and values, may have a feed-forward of twice the width.
+void add_gemma4_widths(const ModelConfig& config, json& keys) {
+  copy_key(config.raw, "attention.shared_kv_layers", "num_kv_shared_layers", keys);
+  const auto n_shared = integer(keys, "num_kv_shared_layers").value_or(0);
+  const json last = of_layer(config.raw, "feed_forward_length", config.n_layers - 1);
+  const bool is_doubled = n_shared > 0 && last == 2 * std::int64_t{config.intermediate_size};
+  keys["use_double_wide_mlp"] = is_doubled;
+  for (int i = 0; i < config.n_layers; ++i) {
+    const bool is_wide = is_doubled && i >= config.n_layers - n_shared;
+    if (of_layer(config.raw, "feed_forward_length", i) != (is_wide ? 2 : 1) * std::int64_t{config.intermediate_size}) {
+      refuse(config, "gemma4.feed_forward_length", "differs in other layers than the last that share keys and values");
+    }
+  }
+}
+
+void add_gemma4(const ModelConfig& config, const GgufFile& file, json& keys) {
+  add_layer_types(config, 6, keys);
+  add_gemma4_widths(config, keys);
+  json sizes = json::object();
+  for (int i = 0; i < config.n_layers; ++i) {
+    const bool is_sliding = keys["layer_types"][static_cast<std::size_t>(i)] == kSlidingAttention;
+    sizes[std::to_string(i)] = {
+        {"head_dim", config.raw.value(is_sliding ? "attention.key_length_swa" : "attention.key_length", json())},
+        {"num_key_value_heads", of_layer(config.raw, "attention.head_count_kv", i)}};
+    const std::string block = "blk." + std::to_string(i);
+    if (!is_sliding && has_tensor(file, block + ".attn_k.weight") && !has_tensor(file, block + ".attn_v.weight")) {
+      keys["attention_k_eq_v"] = true;
+    }
+  }
+  keys["per_layer_config"] = std::move(sizes);
+  keys["hidden_size_per_layer_input"] = 0;
+  copy_key(config.raw, "embedding_length_per_layer_input", "hidden_size_per_layer_input", keys);
+  keys["vocab_size_per_layer_input"] = config.vocab_size;
+  copy_key(config.raw, "final_logit_softcapping", "final_logit_softcapping", keys);
+  keys["enable_moe_block"] = has_tensor_like(file, ".ffn_gate_inp.weight");
+  copy_key(config.raw, "expert_count", "num_experts", keys);
+  copy_key(config.raw, "expert_used_count", "top_k_experts", keys);
+  copy_key(config.raw, "expert_feed_forward_length", "moe_intermediate_size", keys);
+}
+
 }  // namespace
+
+bool has_tensor(const GgufFile& file, std::string_view name) {
+  return std::ranges::find(file.tensors(), name, &GgufTensor::name) != file.tensors().end();
+}
 
 bool has_tensor_like(const GgufFile& file, std::string_view ending) {
   return std::ranges::any_of(file.tensors(), [&](const GgufTensor& tensor) { return tensor.name.ends_with(ending); });
@@ -202,6 +304,9 @@ json family_keys_of_gguf(const ModelConfig& config, const GgufFile& file) {
   if (config.model_type == "mamba2") add_mamba2(config, file, keys);
   if (config.model_type == "falcon_h1") add_falcon_h1(config, file, keys);
   if (config.model_type == "granitemoehybrid") add_granite(config, file, keys);
+  if (config.model_type == "deepseek_v3") add_deepseek(config, keys);
+  if (config.model_type == "llama4_text") add_llama4(config, keys);
+  if (config.model_type == "gemma4_text") add_gemma4(config, file, keys);
   if (config.model_type == "lfm2") add_lfm2(config, keys);
   if (config.model_type == "qwen3_next" || config.model_type.starts_with("qwen3_5")) add_qwen3_next(config, keys);
   return keys;

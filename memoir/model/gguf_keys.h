@@ -17,8 +17,10 @@ namespace memoir::model {
 inline constexpr std::string_view kTiledValueHeads = "linear_tiled_value_heads";
 
 /// ModelConfig::family_keys of a GGUF file: what config.raw and the file's tensors say of them, and what llama.cpp has
-/// for what they do not say. `config` is complete but for them.
+/// for what they do not say. `config` is complete but for them. UnsupportedError for what a family can't run.
 nlohmann::json family_keys_of_gguf(const ModelConfig& config, const GgufFile& file);
+
+bool has_tensor(const GgufFile& file, std::string_view name);
 
 /// Whether a tensor's name ends with this, in any block.
 bool has_tensor_like(const GgufFile& file, std::string_view ending);

@@ -36,7 +36,8 @@ constexpr std::array kGemmaNorms = {Name{"post_attention_norm", "post_attention_
                                     Name{"post_ffw_norm", "post_feedforward_layernorm"}};
 constexpr std::array kQwenExperts = {
     Name{"ffn_gate_inp", "mlp.gate"}, Name{"ffn_gate_exps", "mlp.switch_mlp.gate_proj"},
-    Name{"ffn_up_exps", "mlp.switch_mlp.up_proj"}, Name{"ffn_down_exps", "mlp.switch_mlp.down_proj"}};
+    Name{"ffn_gate_up_exps", "mlp.switch_mlp.gate_up_proj"}, Name{"ffn_up_exps", "mlp.switch_mlp.up_proj"},
+    Name{"ffn_down_exps", "mlp.switch_mlp.down_proj"}};
 constexpr std::array kGptOss = {Name{"post_attention_norm", "post_attention_layernorm"},
                                 Name{"attn_sinks.weight", "self_attn.sinks"},
                                 Name{"ffn_gate_inp", "mlp.router"},
@@ -92,6 +93,49 @@ constexpr std::array kGraniteMoe = {Name{"ffn_gate_inp", "block_sparse_moe.route
                                     Name{"ffn_up_shexp", "shared_mlp.up_proj"},
                                     Name{"ffn_down_shexp", "shared_mlp.down_proj"}};
 
+constexpr std::array kLatent = {Name{"attn_q_a", "self_attn.q_a_proj"},
+                                Name{"attn_q_a_norm", "self_attn.q_a_layernorm"},
+                                Name{"attn_q_b", "self_attn.q_b_proj"},
+                                Name{"attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"},
+                                Name{"attn_kv_a_norm", "self_attn.kv_a_layernorm"},
+                                Name{"attn_kv_b", "self_attn.kv_b_proj"},
+                                Name{"attn_k_b", "self_attn.embed_q"},
+                                Name{"attn_v_b", "self_attn.unembed_out"}};
+constexpr std::array kDeepseekExperts = {Name{"exp_probs_b.bias", "mlp.gate.e_score_correction_bias"},
+                                         Name{"ffn_gate_shexp", "mlp.shared_experts.gate_proj"},
+                                         Name{"ffn_up_shexp", "mlp.shared_experts.up_proj"},
+                                         Name{"ffn_down_shexp", "mlp.shared_experts.down_proj"}};
+constexpr std::array kLlama4 = {Name{"ffn_gate", "feed_forward.gate_proj"},
+                                Name{"ffn_up", "feed_forward.up_proj"},
+                                Name{"ffn_down", "feed_forward.down_proj"},
+                                Name{"ffn_gate_inp", "feed_forward.router"},
+                                Name{"ffn_gate_exps", "feed_forward.experts.gate_proj"},
+                                Name{"ffn_up_exps", "feed_forward.experts.up_proj"},
+                                Name{"ffn_down_exps", "feed_forward.experts.down_proj"},
+                                Name{"ffn_gate_shexp", "feed_forward.shared_expert.gate_proj"},
+                                Name{"ffn_up_shexp", "feed_forward.shared_expert.up_proj"},
+                                Name{"ffn_down_shexp", "feed_forward.shared_expert.down_proj"}};
+constexpr std::array kGemma4Top = {Name{"token_embd", "model.embed_tokens"},
+                                   Name{"output_norm", "model.norm"},
+                                   Name{"output", "lm_head"},
+                                   Name{"per_layer_token_embd", "model.embed_tokens_per_layer"},
+                                   Name{"per_layer_model_proj", "model.per_layer_model_projection"},
+                                   Name{"per_layer_proj_norm", "model.per_layer_projection_norm"}};
+constexpr std::array kGemma4 = {Name{"layer_output_scale.weight", "layer_scalar"},
+                                Name{"inp_gate", "per_layer_input_gate"},
+                                Name{"proj", "per_layer_projection"},
+                                Name{"post_norm", "post_per_layer_input_norm"},
+                                Name{"ffn_gate_inp.scale", "router.scale"},
+                                Name{"ffn_gate_inp", "router.proj"},
+                                Name{"ffn_down_exps.scale", "router.per_expert_scale"},
+                                Name{"ffn_gate_up_exps", "experts.switch_glu.gate_up_proj"},
+                                Name{"ffn_gate_exps", "experts.switch_glu.gate_proj"},
+                                Name{"ffn_up_exps", "experts.switch_glu.up_proj"},
+                                Name{"ffn_down_exps", "experts.switch_glu.down_proj"},
+                                Name{"pre_ffw_norm_2", "pre_feedforward_layernorm_2"},
+                                Name{"post_ffw_norm_1", "post_feedforward_layernorm_1"},
+                                Name{"post_ffw_norm_2", "post_feedforward_layernorm_2"}};
+
 using Names = std::span<const Name>;
 
 struct NamesInside {
@@ -117,6 +161,9 @@ constexpr std::array kFamilies = {
     Family{"qwen3_5_moe_text",
            {{{kAttention}, {kPostAttention}, {kHeadNorms}, {kDelta, "linear_attn."}, {kQwenExperts}, {kSharedExpert}}}},
     Family{"gemma3_text", {{{kAttention}, {kGemmaNorms}, {kDense}, {kHeadNorms}}}},
+    Family{"gemma4_text", {{{kAttention}, {kGemmaNorms}, {kDense}, {kHeadNorms}, {kGemma4}}}, kGemma4Top},
+    Family{"deepseek_v3", {{{kAttention}, {kPreNorm}, {kDense}, {kLatent}, {kQwenExperts}, {kDeepseekExperts}}}},
+    Family{"llama4_text", {{{kAttention}, {kPreNorm}, {kLlama4}}}},
     Family{"gpt_oss", {{{kAttention}, {kGptOss}}}},
     Family{"cohere2", {{{kAttention}, {kDense}}}},
     Family{"olmo3", {{{kAttention}, {kHeadNorms}, {kOlmoNorms}, {kDense}}}},

@@ -128,8 +128,9 @@ struct ExpertsShape {
 };
 
 /// Reads the experts of the mixture `module`, however they are stored: stacked as MLX writes them (`stack`.gate_proj,
-/// .up_proj, .down_proj), one by one (`module`.experts.N.gate_proj, ...), or fused (`module`.experts.gate_up_proj
-/// [n, 2 * intermediate, hidden], .down_proj [n, hidden, intermediate]).
+/// .up_proj, .down_proj) or with gates and ups in one (`stack`.gate_up_proj [n, 2 * intermediate, hidden]), one by one
+/// (`module`.experts.N.gate_proj, ...), or fused (`module`.experts.gate_up_proj [n, 2 * intermediate, hidden],
+/// .down_proj [n, hidden, intermediate]).
 kernels::Experts read_experts(Weights& weights, const std::string& module, const std::string& stack,
                               const ExpertsShape& shape, kernels::Gate gate);
 

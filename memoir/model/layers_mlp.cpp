@@ -81,6 +81,22 @@ kernels::Experts read_experts(Weights& weights, const std::string& module, const
             std::nullopt,
             gate};
   }
+  if (weights.has(stack + ".gate_up_proj.weight")) {
+    const int n_both = 2 * shape.intermediate;
+    const kernels::Weight both = weights.stored_matrix(stack + ".gate_up_proj", {n_both, shape.hidden, shape.n});
+    const auto part = [&](int begin) {
+      return kernels::stacked(shape.n, [&](int e) {
+        return kernels::some_rows(both, e * n_both + begin, e * n_both + begin + shape.intermediate);
+      });
+    };
+    return {part(0),
+            part(shape.intermediate),
+            weights.stack(stack + ".down_proj", outer),
+            std::nullopt,
+            std::nullopt,
+            std::nullopt,
+            gate};
+  }
   if (weights.has(fused)) {
     const mx::array gates_and_ups = weights.tensor(fused, {shape.n, 2 * shape.intermediate, shape.hidden});
     const mx::array down = weights.tensor(module + ".experts.down_proj", {shape.n, shape.hidden, shape.intermediate});

@@ -29,15 +29,15 @@ struct Family {
 
 constexpr std::array kFamilies = {
     Family{{"cohere2", "Cohere 2 (Command R7B, Command A)", kWindows, "cohere2"}, make_cohere2},
-    Family{{"deepseek_v3", "DeepSeek-V3, R1", kRows, ""}, make_deepseek_v3},
+    Family{{"deepseek_v3", "DeepSeek-V3, R1", kRows, "deepseek2"}, make_deepseek_v3},
     Family{{"falcon_h1", "Falcon-H1", kLists, "falcon-h1"}, make_falcon_h1},
     Family{{"gemma3_text", "Gemma 3 (text)", kWindows, "gemma3"}, make_gemma3},
-    Family{{"gemma4_text", "Gemma 4 (text)", kWindows, ""}, make_gemma4},
+    Family{{"gemma4_text", "Gemma 4 (text)", kWindows, "gemma4"}, make_gemma4},
     Family{{"gpt_oss", "gpt-oss", kWindows, "gpt-oss"}, make_gpt_oss},
     Family{{"granitemoehybrid", "Granite 4 hybrids, dense and MoE", kHybrid, "granitehybrid"}, make_granite_hybrid},
     Family{{"lfm2", "LFM2", kHybrid, "lfm2"}, make_lfm2},
     Family{{"llama", "Llama 2 and 3, SmolLM2", kRows, "llama"}, make_llama},
-    Family{{"llama4_text", "Llama 4 (text)", kChunks, ""}, make_llama4},
+    Family{{"llama4_text", "Llama 4 (text)", kChunks, "llama4"}, make_llama4},
     Family{{"mamba2", "Mamba 2, Codestral Mamba", kStates, "mamba2"}, make_mamba2},
     Family{{"mistral", "Mistral", kWindows, "llama"}, make_llama},
     Family{{"olmo3", "OLMo 3", kWindows, "olmo2"}, make_olmo3},
