@@ -76,9 +76,9 @@ struct Twin {
   std::function<void(const json&, GgufBuilder&)> add_keys = {};
   std::function<void(const json&, Tensors&, GgufWriter&)> take = {};  // writes tensors of its own and drops them
   bool sums_in_other_order = false;                                   // columns of a matrix come in another order
-  int n_more_blocks = 0;                                              // behind the model's layers
   bool writes_own_sizes = false;                                      // add_keys writes all of a layer's sizes
   std::string label = {};                                             // where a golden has several
+  int n_more_blocks = 0;                                              // behind the model's layers
 };
 
 // Their number of key heads is written layer by layer.
