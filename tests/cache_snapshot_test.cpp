@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
 
+#include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "memoir/cache/kv_snapshot.h"
 #include "tests/cache_rows.h"
@@ -92,6 +94,60 @@ TEST(SnapshotAt, IsThereForEveryOffsetInsideTheLastWrite) {
     for (int i = 0; i < 40; ++i) feed(cache, 1);  // a ring or chunk is back to its steady size
     EXPECT_EQ(cache.snapshot_at(100) == nullptr, options.window || options.chunk);
   }
+}
+
+// The runner's capture tables for rings (its snapshot_capture_test): a ring of 32 that isn't full, one of 8 that just
+// is, one of 4 that has turned. Four drafts, of which some are accepted: each offset is restored from its own snapshot.
+TEST(SnapshotAt, EveryAcceptedNumberHasItsOwn) {
+  for (const auto& [window, before] : {std::pair(32, 4), std::pair(8, 4), std::pair(4, 10)}) {
+    for (int n_accepted = 0; n_accepted <= 4; ++n_accepted) {
+      KVCache cache(KVOptions{.window = window});
+      int n_copied = 0;
+      cache.on_snapshot_copied([&](const Snapshot&) { ++n_copied; });
+      feed(cache, before);
+      feed(cache, 4);
+      const int offset = before + n_accepted;
+      const auto snapshot = cache.snapshot_at(offset);
+      ASSERT_TRUE(snapshot);
+      ASSERT_TRUE(cache.restore(snapshot.get(), offset));
+      EXPECT_TRUE(snapshot->is_lazy());
+      EXPECT_EQ(n_copied, 0);
+      EXPECT_EQ(contents(cache.view()), range(std::max(0, offset - window), offset));
+      EXPECT_EQ(contents(feed(cache, 1)), range(std::max(0, offset + 1 - window), offset + 1));
+      KVCache fresh(KVOptions{.window = window});  // whatever the write did to it
+      ASSERT_TRUE(fresh.restore(snapshot.get(), offset));
+      EXPECT_EQ(contents(fresh.view()), range(std::max(0, offset - window), offset));
+    }
+  }
+}
+
+// RotatingSnapshotSingleTokenWrite.
+TEST(SnapshotAt, OfAWriteOfOneToken) {
+  for (const auto& [window, before] : {std::pair(32, 5), std::pair(4, 10)}) {
+    KVCache cache(KVOptions{.window = window});
+    feed(cache, before);
+    feed(cache, 1);
+    const auto snapshot = cache.snapshot_at(before + 1);
+    ASSERT_TRUE(snapshot);
+    feed(cache, 1, 100);
+    ASSERT_TRUE(cache.restore(snapshot.get(), before + 1));
+    EXPECT_EQ(contents(cache.view()), range(std::max(0, before + 1 - window), before + 1));
+  }
+}
+
+// RotatingSnapshotSurvivesLaterChunk: window 6, two writes of 8 tokens, snapshots at 4 and 12.
+TEST(SnapshotAt, OfARingOutlivesTheNextWrite) {
+  KVCache cache(KVOptions{.window = 6});
+  feed(cache, 8);
+  const auto at_4 = cache.snapshot_at(4);
+  feed(cache, 8);
+  const auto at_12 = cache.snapshot_at(12);
+  ASSERT_TRUE(at_4 && at_12);
+  ASSERT_TRUE(cache.restore(at_4.get(), 4));
+  EXPECT_EQ(contents(cache.view()), range(0, 4));
+  KVCache fresh(KVOptions{.window = 6});
+  ASSERT_TRUE(fresh.restore(at_12.get(), 12));
+  EXPECT_EQ(contents(fresh.view()), range(6, 12));
 }
 
 // A ring's snapshot serves the 16 offsets before its end, one inside its window all, a chunk's those of its chunk.
