@@ -2,9 +2,9 @@
 // mtp_test.go), on a model that knows one token of each token what follows. Vocabulary 8, the token that follows is hot
 // (30), token 7 ends a text; four drafts a round unless said.
 //
-// Rows of those tables elsewhere: heads with caches of their own (mtp_tables_test.cpp; CommittedRunBatchesPastFlushCap is
-// mtp_head_test.cpp: WithoutDraftsSlotsAreWrittenManyAtATime), drafters that read the model (reading_drafters_test.cpp),
-// a run that is cancelled (speculation_test.cpp: ARunThatIsLeftKeepsWhatWasHandedOut).
+// Rows of those tables elsewhere: heads with caches of their own (mtp_tables_test.cpp; CommittedRunBatchesPastFlushCap
+// is mtp_head_test.cpp: WithoutDraftsSlotsAreWrittenManyAtATime), drafters that read the model
+// (reading_drafters_test.cpp), a run that is cancelled (speculation_test.cpp: ARunThatIsLeftKeepsWhatWasHandedOut).
 // Media and positions by layout are not supported.
 
 #include <gtest/gtest.h>

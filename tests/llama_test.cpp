@@ -113,7 +113,8 @@ TEST(LlamaFiles, AnExtraTensorIsNamed) {
   edit_tensors(path, [](Tensors& tensors) {
     tensors.insert_or_assign("model.layers.0.self_attn.q_proj.bias", mx::zeros({64}));
   });
-  EXPECT_MENTIONS(load_error(path), "model.safetensors: 1 tensors that this model does not have: model.layers.0.self_attn.q_proj.bias");
+  EXPECT_MENTIONS(load_error(path),
+                  "model.safetensors: 1 tensors that this model does not have: model.layers.0.self_attn.q_proj.bias");
 }
 
 TEST(LlamaFiles, AMisshapenTensorIsNamedWithBothShapes) {
