@@ -275,6 +275,16 @@ TEST(ConfigTest, RefusesSizesThatCannotBe) {
   expect_value_refused<FormatError>("hidden_act", 1);
 }
 
+TEST(ConfigTest, SaysTheNumberThatTheFileHas) {
+  try {
+    parse_with("intermediate_size", ~0ULL);
+    FAIL() << "it was taken";
+  } catch (const FormatError& error) {
+    EXPECT_NE(std::string(error.what()).find("is 18446744073709551615, expected 1 to "), std::string::npos)
+        << error.what();
+  }
+}
+
 // One limit for all who count tokens: a model that loads can be sampled from.
 TEST(ConfigTest, TheVocabularyHasTheSamplersLimit) {
   EXPECT_EQ(parse_with("vocab_size", kMaxVocab).vocab_size, kMaxVocab);

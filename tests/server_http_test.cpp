@@ -347,6 +347,20 @@ TEST_F(Http, AClientThatSentAheadIsCancelledToo) {
   EXPECT_EQ(get("/health").status, 200);
 }
 
+TEST_F(Http, AClientThatLeavesBeforeAnAnswerIsLoggedAsGone) {
+  start(slow());
+  {
+    RawClient client(port_);
+    client.send_request("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 3000})");
+    ASSERT_TRUE(eventually([&] { return service_->n_open() == 1; }));
+  }
+  EXPECT_TRUE(eventually([&] { return service_->n_open() == 0; }));
+  TearDown();  // the log is the server's until then
+  EXPECT_NE(log_.str().find("status=499"), std::string::npos) << log_.str();
+  EXPECT_NE(log_.str().find("client=gone"), std::string::npos) << log_.str();
+  EXPECT_EQ(log_.str().find("error="), std::string::npos) << log_.str();
+}
+
 TEST_F(Http, AReaderThatNeverReadsIsGivenUp) {
   FakeService::Options engine;
   engine.answer = [](const engine::Request&) { return long_text(); };

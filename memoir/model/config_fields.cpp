@@ -48,7 +48,7 @@ std::optional<std::int64_t> ConfigFields::integer(std::string_view key, std::int
   const auto number = as_integer(*value);
   if (!number) fail(key, described(*value) + ", expected a whole number");
   if (*number < min || *number > max) {
-    fail(key, "is " + std::to_string(*number) + ", expected " + std::to_string(min) + " to " + std::to_string(max));
+    fail(key, "is " + value->dump() + ", expected " + std::to_string(min) + " to " + std::to_string(max));
   }
   return number;
 }

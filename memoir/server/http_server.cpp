@@ -154,8 +154,9 @@ class HttpServer::Impl : public httplib::Server {
     };
     Post(R"([\s\S]*)", post);
     set_error_handler(httplib::Server::HandlerWithResponse([this](const auto& request, auto& response) {
-      // What the library refuses by itself has no body yet.
-      if (response.body.empty() && !response.content_provider_) {
+      // What the library refuses by itself has no body yet; nor has what nobody is there to read.
+      constexpr int kClientGone = 499;
+      if (response.body.empty() && !response.content_provider_ && response.status != kClientGone) {
         reply_error(request.path, response, ApiError(response.status, "the request is malformed"));
         if (current_job) current_job->must_close = true;
       }
