@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "benches/median.h"
 #include "memoir/cache/kv.h"
 #include "memoir/kernels/attention.h"
 #include "memoir/kernels/attention_args.h"
@@ -29,6 +30,7 @@ namespace mx = mlx::core;
 namespace memoir {
 namespace {
 
+using bench::median;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) {
@@ -203,12 +205,6 @@ double step_seconds(const model::Model& model, cache::ModelCache& cache) {
   const Clock::time_point begin = Clock::now();
   mx::eval(model.forward(std::vector<TokenId>{1}, cache, model::LogitRows::kLast));
   return seconds_since(begin);
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 // What the caches of all layers do in a step: say where a row goes and take the update, which the engine's thread does

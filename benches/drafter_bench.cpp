@@ -12,7 +12,6 @@
 
 #include <mlx/mlx.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -20,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "benches/median.h"
 #include "memoir/engine/drafting.h"
 #include "memoir/engine/generate.h"
 #include "memoir/engine/session.h"
@@ -32,13 +32,8 @@ namespace mx = mlx::core;
 namespace memoir {
 namespace {
 
+using bench::median;
 using Tokens = std::vector<TokenId>;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // Another token than another drafter's, at each place.
 class Wrong final : public engine::Drafter {

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "benches/median.h"
 #include "memoir/cache/composite.h"
 #include "memoir/cache/kv.h"
 #include "memoir/cache/recurrent.h"
@@ -35,6 +36,7 @@ namespace mx = mlx::core;
 namespace memoir {
 namespace {
 
+using bench::median;
 using cache::InsideStates;
 using Clock = std::chrono::steady_clock;
 
@@ -42,12 +44,6 @@ double seconds_of(const std::function<void()>& work) {
   const Clock::time_point begin = Clock::now();
   work();
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 mx::array random(mx::Shape shape, mx::Dtype dtype = mx::float32) {

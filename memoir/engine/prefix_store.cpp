@@ -25,15 +25,22 @@ cache::ModelCache sized_cache(const model::Model& model, const cache::CacheOptio
   return cache;
 }
 
+std::optional<prefix::NarrowRows> narrow_rows(const cache::ModelCache& cache, prefix::StoreFormat format) {
+  if (format == prefix::StoreFormat::kAsComputed) return std::nullopt;
+  return prefix::NarrowRows::of(cache);
+}
+
+prefix::StateSize size_of(const cache::ModelCache& cache, const std::optional<prefix::NarrowRows>& narrow) {
+  prefix::StateSize size = prefix::state_size(cache);
+  if (narrow) size.row_bytes = narrow->row_bytes(prefix::parts_of(cache));
+  return size;
+}
+
 }  // namespace
 
 prefix::StateSize kept_size(const model::Model& model, const cache::CacheOptions& caches, prefix::StoreFormat format) {
   const cache::ModelCache cache = sized_cache(model, caches);
-  prefix::StateSize size = prefix::state_size(cache);
-  if (format == prefix::StoreFormat::kQ8) {
-    size.row_bytes = prefix::NarrowRows::of(cache).row_bytes(prefix::parts_of(cache));
-  }
-  return size;
+  return size_of(cache, narrow_rows(cache, format));
 }
 
 std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, const prefix::StoreOptions& options,
@@ -48,20 +55,17 @@ std::unique_ptr<prefix::Store> make_prefix_store(const model::Model& model, cons
   std::function<cache::ModelCache()> make_cache = [&model, caches] { return model.make_cache(caches); };
   prefix::StoreOptions settled = options;
   if (companion) {
-    cache = joined(std::move(cache), companion->example());
+    cache::ModelCache example = companion->example();
+    settled.n_companion_layers = static_cast<int>(example.n_layers());
+    cache = joined(std::move(cache), std::move(example));
     make_cache = [make_cache, companion] { return joined(make_cache(), companion->make()); };
-    settled.n_companion_layers = static_cast<int>(companion->make().n_layers());
   }
-  prefix::StateSize size = prefix::state_size(cache);
-  if (options.format == prefix::StoreFormat::kQ8) {
-    settled.narrow_rows = prefix::NarrowRows::of(cache);
-    size.row_bytes = settled.narrow_rows->row_bytes(prefix::parts_of(cache));
-  }
+  settled.narrow_rows = narrow_rows(cache, options.format);
   std::unique_ptr<prefix::Tier> tier;
   if (directory) {
     tier = std::make_unique<prefix::DirectoryTier>(*directory, prefix::CacheForm(cache, settled.narrow_rows));
   }
-  return std::make_unique<prefix::Store>(make_cache, size, settled, std::move(tier));
+  return std::make_unique<prefix::Store>(make_cache, size_of(cache, settled.narrow_rows), settled, std::move(tier));
 }
 
 }  // namespace memoir::engine
