@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How far memoir's and llama.cpp's logits are from those of the same weights computed in float32.
 
-    benches/compare_accuracy.py [--model models/smollm2.gguf] [--threads 2] [--activations full] [--kv auto]
+    benches/compare_accuracy.py [--model models/smollm2.gguf] [--threads 2] [--kv auto]
 
 The reference (tests/data/smollm2_logits.safetensors) is transformers' Llama in float32 with SmolLM2's weights
 dequantized: for each of three prompts the ten best tokens of every position with their logits, and all logits of the
@@ -48,7 +48,7 @@ def memoir_logits(args, ids):
         path = Path(folder) / "logits.safetensors"
         tokens = ",".join(str(i) for i in ids)
         command = [program, "logits", "-m", args.model, "--tokens", tokens, "-o", path, "--threads", str(args.threads)]
-        command += ["--activations", args.activations, "--kv", args.kv]
+        command += ["--kv", args.kv]
         subprocess.run([str(word) for word in command], check=True)
         return read_safetensors(path)["logits"]
 
@@ -93,7 +93,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=str(ROOT / "models" / "smollm2.gguf"))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--activations", default="full", choices=["full", "int8"])
     parser.add_argument("--kv", default="auto", help="memoir's option")
     args = parser.parse_args()
     if PEERS.exists() and Path(sys.executable).parent != PEERS.parent:

@@ -41,27 +41,6 @@ TEST_F(CliLogits, AreTheReferencesInChunksOfAnySize) {
   }
 }
 
-// SmolLM2 has quantized weights: with 8 bits other logits, near the full ones, and the same whatever the chunks.
-TEST_F(CliLogits, ShortActivationsAreAskedForByName) {
-  const auto logits = [&](const std::string& options) {
-    const std::string file = in_folder("logits.safetensors");
-    const Outcome outcome =
-        run("logits -m smollm2 --tokens 504,3575,282,4649,314,260,3575,282,4649 -o " + file + options);
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    mx::array values = mx::load_safetensors(file).first.at("logits");
-    mx::eval(values);
-    return values;
-  };
-  const mx::array full = logits("");
-  EXPECT_TRUE(mx::array_equal(full, logits(" --activations full")).item<bool>());
-  const mx::array one_by_one = logits(" --activations int8 --chunk 1");
-  EXPECT_TRUE(mx::array_equal(one_by_one, logits(" --activations int8")).item<bool>());
-  const float difference = mx::max(mx::abs(mx::subtract(full, one_by_one))).item<float>();
-  EXPECT_GT(difference, 1e-3F);
-  EXPECT_LT(difference, 2);
-  expect_failure("logits -m smollm2 --tokens 1 -o /dev/null --activations int9", 2, "--activations");
-}
-
 TEST_F(CliLogits, LeavesNoHalfFileBehind) {
   expect_failure("logits -m " + tiny() + " --tokens 1,2 -o " + in_folder("none/x.safetensors"), 1,
                  "none/x.safetensors");

@@ -203,7 +203,6 @@ TEST_F(Cli, AnOptionThatWouldHaveNoEffectIsRefused) {
   expect_failure(generate + "--raw", 2, "--raw excludes --tokens");
   expect_failure(generate + "--stop x", 2, "--stop: the model has no tokenizer");
   expect_failure(generate + "--n 2 --prefix-cache-bytes 99999999", 2, "--prefix-cache-bytes: nothing is kept");
-  expect_failure(generate + "--device gpu --activations int8", 2, "--activations int8: is for --device cpu");
   expect_failure("bench -m " + tiny() + " --batch 2 --kv q8 --quantized-kv-start 5", 2, "--quantized-kv-start: ");
   expect_failure("tokenize -m smollm2 --decode --special", 2, "--special excludes --decode");
   for (const std::string option : {"--model-keep-alive", "--max-loaded-models", "--max-model-bytes", "--load-wait"}) {

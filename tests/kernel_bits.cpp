@@ -118,27 +118,26 @@ std::vector<std::byte> packed_weights(const PackedFormat& format) {
   return packed;
 }
 
-void print_product(const PackedFormat& format, int n_rows, int n_digits) {
+void print_product(const PackedFormat& format, int n_rows) {
   const std::vector<std::byte> packed = packed_weights(format);
   const Floats x = random_floats(n_rows * kColumns, 3, 5);
   const std::string name =
       "product " + std::string(kElementNames[static_cast<int>(format.element)]) +
       (format.is_quantized() ? " " + std::to_string(format.bits) + " bits group " + std::to_string(format.group_size) +
-                                   (format.has_biases ? "" : " no biases") + " digits " + std::to_string(n_digits)
+                                   (format.has_biases ? "" : " no biases")
                              : "") +
       " rows " + std::to_string(n_rows);
   print_case(name, [&](const Kernels& set) {
     Floats y(static_cast<std::size_t>(n_rows * kOutputs));
     std::vector<FixedBlock> fixed(static_cast<std::size_t>(n_rows * kColumns / kBlock));
     for (int row = 0; row < n_rows; ++row) {
-      set.fix_row(kColumns, n_digits, x.data() + static_cast<std::ptrdiff_t>(row) * kColumns,
+      set.fix_row(kColumns, x.data() + static_cast<std::ptrdiff_t>(row) * kColumns,
                   fixed.data() + static_cast<std::ptrdiff_t>(row) * (kColumns / kBlock));
     }
     MatmulArgs args{format, packed.data(), n_rows};
     args.x = x.data();
     args.y = y.data();
     args.fixed = fixed.data();
-    args.n_digits = n_digits;
     set.matmul_part(args, {0, format.n_tiles(), 0, n_rows});
     return y;
   });
@@ -146,14 +145,12 @@ void print_product(const PackedFormat& format, int n_rows, int n_digits) {
 
 void print_products() {
   for (const Element element : {Element::kF32, Element::kF16, Element::kBF16}) {
-    for (const int n_rows : {1, 7}) print_product({kOutputs, kColumns, element}, n_rows, kDigits);
+    for (const int n_rows : {1, 7}) print_product({kOutputs, kColumns, element}, n_rows);
     for (const int bits : {2, 3, 4, 5, 6, 8}) {
       for (const int group_size : {32, 64, 128}) {
-        for (const int n_digits : {1, kDigits}) {
-          print_product({kOutputs, kColumns, element, bits, group_size}, 7, n_digits);
-        }
+        print_product({kOutputs, kColumns, element, bits, group_size}, 7);
       }
-      print_product({kOutputs, kColumns, element, bits, 32, false}, 1, kDigits);
+      print_product({kOutputs, kColumns, element, bits, 32, false}, 1);
     }
   }
 }
@@ -165,18 +162,16 @@ void print_fixed_rows() {
   for (std::size_t i = 64; i < 96; ++i) x[i] *= 1e-42F;
   x[100] = std::numeric_limits<float>::infinity();
   x[140] = std::nanf("");
-  for (const int n_digits : {1, kDigits}) {
-    print_case("fix_row digits " + std::to_string(n_digits), [&](const Kernels& set) {
-      std::vector<FixedBlock> blocks(kColumns / kBlock);
-      set.fix_row(kColumns, n_digits, x.data(), blocks.data());
-      Floats out;
-      for (const FixedBlock& block : blocks) {
-        for (int d = 0; d < n_digits; ++d) out.insert(out.end(), block.digits[d], block.digits[d] + kBlock);
-        out.insert(out.end(), {block.scale, block.sum});
-      }
-      return out;
-    });
-  }
+  print_case("fix_row", [&](const Kernels& set) {
+    std::vector<FixedBlock> blocks(kColumns / kBlock);
+    set.fix_row(kColumns, x.data(), blocks.data());
+    Floats out;
+    for (const FixedBlock& block : blocks) {
+      for (const auto& digits : block.digits) out.insert(out.end(), digits, digits + kBlock);
+      out.insert(out.end(), {block.scale, block.sum});
+    }
+    return out;
+  });
 }
 
 // ---- Rows

@@ -216,7 +216,10 @@ TEST_P(MlxLayout, QuantizedAgreesWithItsValues) {
     }
   });
   EXPECT_GT(n_quantized, 1);
-  EXPECT_LT(test::max_difference(logits_of(path, golden), expected), test::kTolerance);
+  // Codes are multiplied with activations of 16 bits, an error that random gated delta layers let grow.
+  const bool has_delta_layers = golden.starts_with("qwen3_next") || golden.starts_with("qwen3_5");
+  const float tolerance = has_delta_layers ? 5e-2F : test::kTolerance;
+  EXPECT_LT(test::max_difference(logits_of(path, golden), expected), tolerance);
 }
 
 TEST(Layouts, WeightsThatPredictFurtherTokensArePassedOver) {

@@ -19,8 +19,17 @@ namespace mx = mlx::core;
 namespace memoir {
 namespace {
 
-// mlx-lm differs from the reference by 2.3e-4 at most on the same weights.
-constexpr float kTolerance = 2e-3F;
+// Activations are rounded to 16 bits. llama.cpp, which rounds them to 8, is off by up to 1.8 in the last rows, and its
+// mean divergence is 2.5e-3 (benches/compare_accuracy.py).
+constexpr float kTolerance = 2e-2F;
+constexpr float kDivergence = 1e-6F;
+
+// The mean over rows of the Kullback-Leibler divergence of softmax(logits) from softmax(expected).
+float divergence(const mx::array& logits, const mx::array& expected) {
+  const auto log_softmax = [](const mx::array& a) { return mx::subtract(a, mx::logsumexp(a, -1, true)); };
+  const mx::array p = log_softmax(expected);
+  return mx::mean(mx::sum(mx::multiply(mx::exp(p), mx::subtract(p, log_softmax(logits))), -1)).item<float>();
+}
 
 std::vector<TokenId> tokens_of(mx::array a) {
   mx::eval(a);
@@ -67,8 +76,10 @@ TEST_F(SmolLM2, LogitsAgreeWithTheReference) {
     const mx::array logits = mx::squeeze(session.forward(ids, model::LogitRows::kAll), 0);
     const mx::array top = mx::take_along_axis(logits, expected_.at(prefix + "top10_ids"), 1);
     EXPECT_LT(mx::max(mx::abs(mx::subtract(top, expected_.at(prefix + "top10_logits")))).item<float>(), kTolerance);
+    EXPECT_LT(divergence(top, expected_.at(prefix + "top10_logits")), kDivergence);
     const mx::array last = mx::take(logits, static_cast<int>(ids.size()) - 1, 0);
     EXPECT_LT(mx::max(mx::abs(mx::subtract(last, expected_.at(prefix + "last_logits")))).item<float>(), kTolerance);
+    EXPECT_LT(divergence(last, expected_.at(prefix + "last_logits")), kDivergence);
   }
 }
 

@@ -163,21 +163,24 @@ int run_bench(const BenchArguments& arguments) {
   const Spread prefill = spread(measured.prefill_tok_s);
   const Spread decode = spread(measured.decode_tok_s);
   if (arguments.is_json) {
-    const nlohmann::ordered_json json = {
-        {"prefill_tok_s", json_of(prefill)},  {"decode_tok_s", json_of(decode)},
-        {"peak_rss_bytes", peak_rss_bytes()}, {"load_s", load_s},
-        {"threads", kernels::cpu_threads()},  {"batch", arguments.n_batch},
-        {"cpu", kernels::cpu_kernels()},      {"activations", arguments.run.activations},
-        {"model", arguments.run.model},       {"kv", measured.kv}};
+    const nlohmann::ordered_json json = {{"prefill_tok_s", json_of(prefill)},
+                                         {"decode_tok_s", json_of(decode)},
+                                         {"peak_rss_bytes", peak_rss_bytes()},
+                                         {"load_s", load_s},
+                                         {"threads", kernels::cpu_threads()},
+                                         {"batch", arguments.n_batch},
+                                         {"cpu", kernels::cpu_kernels()},
+                                         {"model", arguments.run.model},
+                                         {"kv", measured.kv}};
     write_out(json_text(json) + "\n");
     return kDone;
   }
   char rest[256];
   std::snprintf(rest, sizeof(rest),
                 "load           %.2f s\npeak memory    %.1f MiB\nthreads        %d\nbatch          %d\ncpu            "
-                "%s\nactivations    %s\nkv             %s\n",
+                "%s\nkv             %s\n",
                 load_s, static_cast<double>(peak_rss_bytes()) / (1 << 20), kernels::cpu_threads(), arguments.n_batch,
-                kernels::cpu_kernels(), arguments.run.activations.c_str(), measured.kv.c_str());
+                kernels::cpu_kernels(), measured.kv.c_str());
   write_out(text_of("prefill tok/s", prefill) + text_of("decode tok/s", decode) + rest);
   return kDone;
 }

@@ -54,13 +54,6 @@ void RunOptions::add_device_to(CLI::App& command) {
   command.add_option("--threads", threads, "threads of the CPU kernels (default: the physical cores)")
       ->type_name("N")
       ->transform(whole_number(1, kMaxThreads));
-  command
-      .add_option("--activations", activations,
-                  "bits of what quantized weights are multiplied with on the CPU: full (22) is exact, int8 faster for "
-                  "long prompts and many texts at once")
-      ->check(CLI::IsMember({"full", "int8"}))
-      ->type_name("full|int8")
-      ->capture_default_str();
   command.add_option("--device", device, "where to compute")
       ->check(CLI::IsMember({"cpu", "gpu"}))
       ->type_name("cpu|gpu")
@@ -68,11 +61,9 @@ void RunOptions::add_device_to(CLI::App& command) {
 }
 
 void RunOptions::use_device() const {
-  if (device == "gpu" && activations == "int8") throw UsageError("--activations int8: is for --device cpu");
   const mx::Device chosen(device == "gpu" ? mx::Device::gpu : mx::Device::cpu);
   if (!mx::is_available(chosen)) throw UsageError("--device " + device + ": this build of MLX has no such device here");
   mx::set_default_device(chosen);
-  kernels::set_cpu_activations(activations == "int8" ? kernels::Activations::kInt8 : kernels::Activations::kFull);
 }
 
 void RunOptions::prepare(int n_stated) const {

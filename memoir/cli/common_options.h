@@ -22,7 +22,6 @@ struct RunOptions {
   std::string model;
   int threads = 0;  // 0: the physical cores
   std::string device = "cpu";
-  std::string activations = "full";
 
   /// Adds -m/--model (required unless `model` has a default), --threads and --device.
   void add_to(CLI::App& command);

@@ -26,14 +26,6 @@ void set_cpu_threads(int n_threads);
 /// Threads that the CPU kernels use. Default: the physical cores that the process may run on.
 int cpu_threads();
 
-/// What quantized weights are multiplied with on the CPU: kFull, activations in 22 bits (cpu/fixed_rows.h); kInt8, in
-/// 8, which other runtimes do: prefill and many sequences are faster, and results less exact. One row is as fast either
-/// way.
-enum class Activations { kFull, kInt8 };
-
-/// For all products from now on. Set before a cache is filled: else a prefix is not what computing it again would give.
-void set_cpu_activations(Activations activations);
-
 /// A name for all that decides the bits of results, but for model and formats: states that were computed under another
 /// one are not exchanged. "gpu", where nothing is promised, or the CPU kernels' arithmetic.
 std::string arithmetic();

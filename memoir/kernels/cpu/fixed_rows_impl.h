@@ -10,18 +10,10 @@
 namespace memoir::kernels::cpu {
 namespace {
 
-inline float power_of_two(int biased_exponent) {
-  const std::uint32_t bits = static_cast<std::uint32_t>(biased_exponent) << 23;
-  float value = 0;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
 template <typename S>
 [[gnu::always_inline]] inline void store_digits(FixedBlock& block, int at, typename S::I q) {
-  S::store_low_bytes(block.digits[2] + at, q);
-  S::store_low_bytes(block.digits[1] + at, S::template shift_right<8>(S::int_add(q, S::int_set(0x80))));
-  S::store_low_bytes(block.digits[0] + at, S::template shift_right<16>(S::int_add(q, S::int_set(0x8080))));
+  S::store_low_bytes(block.digits[1] + at, q);
+  S::store_low_bytes(block.digits[0] + at, S::template shift_right<8>(S::int_add(q, S::int_set(0x80))));
 }
 
 // Whether the scale and sum of a block that holds a value which is not finite are set, and all is done.
@@ -42,8 +34,8 @@ template <typename S>
 }
 
 template <typename S>
-void fix_row_short(int n, const float* x, FixedBlock* out) {
-  constexpr float kLargest = 127;
+void fix_row(int n, const float* x, FixedBlock* out) {
+  constexpr float kLargest = kLargestFixed;
   constexpr float kSmallest = 0x1p-100F;  // so that neither the scale nor its inverse overflows
   for (; n > 0; n -= kBlock, x += kBlock, ++out) {
     const typename S::F low = S::load(x);
@@ -56,30 +48,9 @@ void fix_row_short(int n, const float* x, FixedBlock* out) {
     const typename S::F factor = S::set(kLargest / largest);
     const typename S::I q_low = S::to_nearest(S::mul(low, factor));
     const typename S::I q_high = S::to_nearest(S::mul(high, factor));
-    S::store_low_bytes(out->digits[0], q_low);
-    S::store_low_bytes(out->digits[0] + kLanes, q_high);
-    out->scale = largest / kLargest;
-    out->sum = static_cast<float>(S::int_sum_of_lanes(S::int_add(q_low, q_high))) * out->scale;
-  }
-}
-
-template <typename S>
-void fix_row(int n, int n_digits, const float* x, FixedBlock* out) {
-  if (n_digits == 1) return fix_row_short<S>(n, x, out);
-  constexpr int kSmallest = kFixedBits;  // below, the scale would not be a normal number
-  constexpr int kExponentBias = 127;
-  for (; n > 0; n -= kBlock, x += kBlock, ++out) {
-    const typename S::F low = S::load(x);
-    const typename S::F high = S::load(x + kLanes);
-    const int largest = largest_magnitude<S>(low, high);
-    if (is_done_as_nan(largest, *out)) continue;
-    const int exponent = std::max(largest >> 23, kSmallest);
-    const typename S::F factor = S::set(power_of_two(2 * kExponentBias + kFixedBits - 1 - exponent));
-    const typename S::I q_low = S::to_nearest(S::mul(low, factor));
-    const typename S::I q_high = S::to_nearest(S::mul(high, factor));
     store_digits<S>(*out, 0, q_low);
     store_digits<S>(*out, kLanes, q_high);
-    out->scale = power_of_two(exponent - (kFixedBits - 1));
+    out->scale = largest / kLargest;
     out->sum = static_cast<float>(S::int_sum_of_lanes(S::int_add(q_low, q_high))) * out->scale;
   }
 }

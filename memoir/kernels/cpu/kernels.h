@@ -18,7 +18,7 @@ struct Kernels {
   bool (*is_supported)();  // by this processor
 
   /// One row to fixed point, see fixed_rows.h.
-  void (*fix_row)(int n, int n_digits, const float* x, FixedBlock* out);
+  void (*fix_row)(int n, const float* x, FixedBlock* out);
 
   /// The outputs of a part. For quantized weights args.fixed is set.
   void (*matmul_part)(const MatmulArgs& args, const MatmulPart& part);

@@ -1,7 +1,6 @@
 #include "memoir/kernels/cpu/matmul.h"
 
 #include <algorithm>
-#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -28,8 +27,6 @@ constexpr int kLongShares = 10;
 
 // Below this many rows a block pays too much for bringing the weights into the cache.
 constexpr int kMinRowBlock = 96;
-
-std::atomic<int> chosen_digits{kDigits};
 
 int share(int n, int index, int n_shares) {
   return static_cast<int>(static_cast<std::int64_t>(n) * index / n_shares);
@@ -66,18 +63,6 @@ MatmulPart MatmulPlan::part(int index) const {
   return {begin_of(t), begin_of(t + 1), share(n_rows_, r, n_row_parts_), share(n_rows_, r + 1, n_row_parts_)};
 }
 
-void set_n_digits(int n) {
-  if (n != 1 && n != kDigits) {
-    throw std::invalid_argument("[kernels.set_n_digits] n is " + std::to_string(n) + ", expected 1 or " +
-                                std::to_string(kDigits));
-  }
-  chosen_digits = n;
-}
-
-int n_digits() {
-  return chosen_digits;
-}
-
 void fix_inputs(std::span<MatmulArgs> products) {
   static_assert(sizeof(FixedBlock) % sizeof(float) == 0);
   const auto shares_x = [products](std::size_t i) {
@@ -95,18 +80,16 @@ void fix_inputs(std::span<MatmulArgs> products) {
   thread_local Scratch memory;
   auto* blocks = reinterpret_cast<FixedBlock*>(memory.floats(n_blocks * sizeof(FixedBlock) / sizeof(float)));
   const Kernels& set = kernels();
-  const int digits = n_digits();
   for (std::size_t i = 0; i < products.size(); ++i) {
     MatmulArgs& args = products[i];
     if (!args.format.is_quantized()) continue;
-    args.n_digits = digits;
     if (shares_x(i)) {
       args.fixed = products[i - 1].fixed;
       continue;
     }
     const int n = args.format.n_columns;
     for_rows(args.n_rows, n,
-             [&](std::ptrdiff_t row) { set.fix_row(n, args.n_digits, args.x + row * n, blocks + row * (n / kBlock)); });
+             [&](std::ptrdiff_t row) { set.fix_row(n, args.x + row * n, blocks + row * (n / kBlock)); });
     args.fixed = blocks;
     blocks += n_blocks_of(args);
   }

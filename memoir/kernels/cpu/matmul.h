@@ -7,9 +7,8 @@
 // - Dense weights: one fused multiply-add in float32 for each column, in their order. NaN and infinity spread as in any
 //   such sum.
 // - Quantized weights, scale * code + bias: the row of x is turned to fixed point (fixed_rows.h). For each block of 32
-//   columns, in their order, the sum of code * q is an integer, and y = fma(bias, sum of x, fma(scale * that, scale of
-//   x, y)), in float32. Codes of more than 4 bits round that integer to 24 bits. A value of x that isn't finite makes
-//   its row of y NaN.
+//   columns, in their order, the sum of code * q is an integer, rounded to float32, and y = fma(bias, sum of x,
+//   fma(scale * that, scale of x, y)). A value of x that isn't finite makes its row of y NaN.
 // Then the bias of the layer and the residual are added, in this order.
 
 #include <cstddef>
@@ -30,7 +29,6 @@ struct MatmulArgs {
   float* y = nullptr;                 // [M, N], rows y_stride apart
   int y_stride = 0;                   // in floats, at least N; 0: N
   const FixedBlock* fixed = nullptr;  // x in fixed point, [M, K / kBlock]: see fix_inputs()
-  int n_digits = kDigits;             // of its blocks
 
   int row_stride() const { return y_stride > 0 ? y_stride : format.n_rows; }
 };

@@ -77,41 +77,39 @@ void dense_tiles(const MatmulArgs& args, int tile, const MatmulPart& part) {
   }
 }
 
-template <typename S, int kTiles, int kN>
+template <typename S, int kTiles>
 void quantized_tiles(const MatmulArgs& args, int tile, const MatmulPart& part) {
   switch (args.format.bits) {
     case 2:
-      return quantized_run<S, 2, 0, kTiles, kN>(args, tile, part);
+      return quantized_run<S, 2, 0, kTiles>(args, tile, part);
     case 3:
-      return quantized_run<S, 2, 1, kTiles, kN>(args, tile, part);
+      return quantized_run<S, 2, 1, kTiles>(args, tile, part);
     case 4:
-      return quantized_run<S, 4, 0, kTiles, kN>(args, tile, part);
+      return quantized_run<S, 4, 0, kTiles>(args, tile, part);
     case 5:
-      return quantized_run<S, 4, 1, kTiles, kN>(args, tile, part);
+      return quantized_run<S, 4, 1, kTiles>(args, tile, part);
     case 6:
-      return quantized_run<S, 4, 2, kTiles, kN>(args, tile, part);
+      return quantized_run<S, 4, 2, kTiles>(args, tile, part);
     default:
-      return quantized_run<S, 8, 0, kTiles, kN>(args, tile, part);
+      return quantized_run<S, 8, 0, kTiles>(args, tile, part);
   }
 }
 
-template <typename S, int kN>
+template <typename S>
 void quantized_part(const MatmulArgs& args, const MatmulPart& part) {
   int tile = part.tile_begin;
   // One or two rows wait for memory: a single stream of it is the fastest.
   if (part.row_end - part.row_begin > 2) {
     for (; tile + S::kFixedTiles <= part.tile_end; tile += S::kFixedTiles) {
-      quantized_tiles<S, S::kFixedTiles, kN>(args, tile, part);
+      quantized_tiles<S, S::kFixedTiles>(args, tile, part);
     }
   }
-  for (; tile < part.tile_end; ++tile) quantized_tiles<S, 1, kN>(args, tile, part);
+  for (; tile < part.tile_end; ++tile) quantized_tiles<S, 1>(args, tile, part);
 }
 
 template <typename S>
 void matmul_part(const MatmulArgs& args, const MatmulPart& part) {
-  if (args.format.is_quantized()) {
-    return args.n_digits == 1 ? quantized_part<S, 1>(args, part) : quantized_part<S, kDigits>(args, part);
-  }
+  if (args.format.is_quantized()) return quantized_part<S>(args, part);
   int tile = part.tile_begin;
   for (; tile + S::kTiles <= part.tile_end; tile += S::kTiles) dense_tiles<S, S::kTiles>(args, tile, part);
   for (; tile < part.tile_end; ++tile) dense_tiles<S, 1>(args, tile, part);

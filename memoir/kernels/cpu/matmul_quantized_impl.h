@@ -40,22 +40,12 @@ template <typename S, int kLow, int kHigh, int q>
   }
 }
 
-// The sums of a block's codes times each of the digits, as the sum of codes times q. Up to 4 bits that fits an integer:
-// 32 * 15 * 2^22 < 2^31.
-template <typename S, int kBits, int kN>
-[[gnu::always_inline]] inline typename S::F joined(const typename S::Dot (&dots)[kN]) {
-  if constexpr (kN == 1) {
-    return S::to_float(S::template dot_sum<kBits>(dots[0]));
-  } else {
-    typename S::I high = S::template shift_left<8>(S::template dot_sum<kBits>(dots[0]));
-    high = S::int_add(high, S::template dot_sum<kBits>(dots[1]));
-    const typename S::I low = S::template dot_sum<kBits>(dots[2]);
-    if constexpr (kBits <= 4) {
-      return S::to_float(S::int_add(S::template shift_left<8>(high), low));
-    } else {
-      return S::fma(S::to_float(high), S::set(256), S::to_float(low));
-    }
-  }
+// The sums of a block's codes times each of the digits, as the sum of codes times q, which fits an integer:
+// 32 * 255 * 32639 < 2^31.
+template <typename S, int kBits>
+[[gnu::always_inline]] inline typename S::F joined(const typename S::Dot (&dots)[kDigits]) {
+  const typename S::I high = S::template shift_left<8>(S::template dot_sum<kBits>(dots[0]));
+  return S::to_float(S::int_add(high, S::template dot_sum<kBits>(dots[1])));
 }
 
 // Asks for a line of weights ahead: the same place of the tiles that come next, since the processor's own prefetcher
@@ -65,9 +55,9 @@ template <int kRows>
   __builtin_prefetch(line, 0, kRows <= 2 ? 0 : 3);
 }
 
-// kRows rows of x, of kN digits, against kTiles tiles. The codes are taken apart anew for each call: that hides behind
+// kRows rows of x against kTiles tiles. The codes are taken apart anew for each call: that hides behind
 // the products.
-template <typename S, int kLow, int kHigh, int kRows, int kTiles, int kN>
+template <typename S, int kLow, int kHigh, int kRows, int kTiles>
 void quantized_rows(const MatmulArgs& args, int tile, int row) {
   constexpr int kBits = kLow + kHigh;
   const PackedFormat& format = args.format;
@@ -85,9 +75,9 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
                          __attribute__((always_inline)) { ask_for<kRows>(scales + (kTiles + t) * tile_bytes); });
     at += (format.has_biases ? 2 : 1) * scale_bytes;
     for (int k = 0; k < format.group_size; k += kBlock, at += kBlockBytes, ++x) {
-      typename S::Dot dots[kRows][kTiles][kN];
-      unrolled<kRows * kTiles * kN>([&](auto i) __attribute__((always_inline)) {
-        dots[i / kN / kTiles][i / kN % kTiles][i % kN] = S::dot_zero();
+      typename S::Dot dots[kRows][kTiles][kDigits];
+      unrolled<kRows * kTiles * kDigits>([&](auto i) __attribute__((always_inline)) {
+        dots[i / kDigits / kTiles][i / kDigits % kTiles][i % kDigits] = S::dot_zero();
       });
       unrolled<kTiles * kBits>([&](auto i) __attribute__((always_inline)) {
         ask_for<kRows>(at + (kTiles + static_cast<std::size_t>(i / kBits)) * tile_bytes +
@@ -98,11 +88,11 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
         unrolled<kTiles>([&](auto t) __attribute__((always_inline)) {
           w[t] = quad_codes<S, kLow, kHigh, q>(at + static_cast<std::size_t>(t) * tile_bytes);
         });
-        unrolled<kRows * kN>([&](auto i) __attribute__((always_inline)) {
-          const FixedBlock& block = x[static_cast<std::size_t>(i / kN) * n_blocks];
-          const typename S::I values = four_bytes<S>(block.digits[i % kN] + 4 * q);
+        unrolled<kRows * kDigits>([&](auto i) __attribute__((always_inline)) {
+          const FixedBlock& block = x[static_cast<std::size_t>(i / kDigits) * n_blocks];
+          const typename S::I values = four_bytes<S>(block.digits[i % kDigits] + 4 * q);
           unrolled<kTiles>([&](auto t) __attribute__((always_inline)) {
-            S::template dot<kBits>(dots[i / kN][t][i % kN], w[t], values);
+            S::template dot<kBits>(dots[i / kDigits][t][i % kDigits], w[t], values);
           });
         });
       });
@@ -113,7 +103,7 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
                                                      : S::mul(scale, S::set(implied_bias(kBits, 1)));
         unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
           const FixedBlock& block = x[static_cast<std::size_t>(r) * n_blocks];
-          const typename S::F sum = S::mul(joined<S, kBits, kN>(dots[r][t]), scale);
+          const typename S::F sum = S::mul(joined<S, kBits>(dots[r][t]), scale);
           y[r][t] = S::fma(bias, S::set(block.sum), S::fma(sum, S::set(block.scale), y[r][t]));
         });
       });
@@ -124,17 +114,17 @@ void quantized_rows(const MatmulArgs& args, int tile, int row) {
   });
 }
 
-template <typename S, int kLow, int kHigh, int kTiles, int kN>
+template <typename S, int kLow, int kHigh, int kTiles>
 void quantized_run(const MatmulArgs& args, int tile, const MatmulPart& part) {
-  constexpr int kRows = kN == 1 ? 2 * S::kFixedRows : S::kFixedRows;  // with a third of the sums
+  constexpr int kRows = S::kFixedRows;
   int row = part.row_begin;
   for (; row + kRows <= part.row_end; row += kRows) {
-    quantized_rows<S, kLow, kHigh, kRows, kTiles, kN>(args, tile, row);
+    quantized_rows<S, kLow, kHigh, kRows, kTiles>(args, tile, row);
   }
   if constexpr (kRows > 2) {
-    for (; row + 2 <= part.row_end; row += 2) quantized_rows<S, kLow, kHigh, 2, kTiles, kN>(args, tile, row);
+    for (; row + 2 <= part.row_end; row += 2) quantized_rows<S, kLow, kHigh, 2, kTiles>(args, tile, row);
   }
-  for (; row < part.row_end; ++row) quantized_rows<S, kLow, kHigh, 1, kTiles, kN>(args, tile, row);
+  for (; row < part.row_end; ++row) quantized_rows<S, kLow, kHigh, 1, kTiles>(args, tile, row);
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ struct Avx2 {
   static constexpr int kRows = 3;        // 3 x kTiles sums of two registers each leave some of the 16
   static constexpr int kTiles = 2;       // multiplied side by side, so that their sums hide each other's latency
   static constexpr int kFewRows = 1;     // rows of attention whose sums for 4 keys fit
-  static constexpr int kFixedRows = 1;   // the same where weights are quantized: three sums of integers for each
-  static constexpr int kFixedTiles = 1;  // output, and one of floats
+  static constexpr int kFixedRows = 2;   // the same where weights are quantized: two sums of integers for each output,
+  static constexpr int kFixedTiles = 1;  // and one of floats
 
   static F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static F set(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }

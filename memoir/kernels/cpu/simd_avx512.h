@@ -16,8 +16,8 @@ struct Avx512 {
   static constexpr int kRows = 6;        // 6 x kTiles sums fit the 32 registers
   static constexpr int kTiles = 4;       // multiplied side by side, so that their sums hide each other's latency
   static constexpr int kFewRows = 4;     // rows of attention whose sums for 4 keys fit
-  static constexpr int kFixedRows = 3;   // the same where weights are quantized: three sums of integers for each
-  static constexpr int kFixedTiles = 2;  // output, and one of floats
+  static constexpr int kFixedRows = 4;   // the same where weights are quantized: two sums of integers for each output,
+  static constexpr int kFixedTiles = 2;  // and one of floats
 
   static F zero() { return _mm512_setzero_ps(); }
   static F set(float value) { return _mm512_set1_ps(value); }
