@@ -318,6 +318,58 @@ TEST_P(Mtp, MissingExtraAndMisshapenTensorsAreNamed) {
   EXPECT_NO_THROW(model::load_model(path_));  // which needs none
 }
 
+TEST_P(Mtp, OfExpertsAndOfAFeedForwardWhatIsMissingIsNamed) {
+  const auto without = [&](const std::function<bool(const std::string&)>& is_gone) {
+    test::model_with_head(path_, GetParam());
+    edit_head([&](Tensors& tensors) { std::erase_if(tensors, [&](const auto& one) { return is_gone(one.first); }); });
+    return head_error();
+  };
+  const bool has_experts = std::string(GetParam()) == "qwen3_next";
+  const std::string first = has_experts ? "mtp.layers.0.mlp.gate.weight" : "mtp.layers.0.mlp.gate_proj.weight";
+  const auto is_first = [&](const std::string& name) { return name == first; };
+  const auto is_mlp = [](const std::string& name) { return name.starts_with("mtp.layers.0.mlp."); };
+  EXPECT_MENTIONS(without(is_first), first + ": missing");
+  EXPECT_MENTIONS(without(is_mlp), first + ": missing");
+}
+
+TEST_P(Mtp, AHeadWhoseOnlyLayerIsNotTheFirstLacksTheFirst) {
+  test::model_with_head(path_, GetParam());
+  edit_head([](Tensors& tensors) {
+    Tensors moved;
+    for (const auto& [name, tensor] : tensors) {
+      const std::string layer = "mtp.layers.0.";
+      moved.insert_or_assign(name.starts_with(layer) ? "mtp.layers.1." + name.substr(layer.size()) : name, tensor);
+    }
+    tensors = moved;
+  });
+  EXPECT_MENTIONS(head_error(), "mtp.layers.0.input_layernorm.weight: missing");
+}
+
+// What the configuration says of a head's layers is that there are none, or nothing; its tensors say that there is one.
+TEST_P(Mtp, AHeadIsThereWhereItsTensorsAre) {
+  for (const nlohmann::json& n : {nlohmann::json(0), nlohmann::json(1), nlohmann::json()}) {
+    test::model_with_head(path_, GetParam());
+    test::edit_config(path_, [&](nlohmann::json& config) {
+      config.erase("mtp_num_hidden_layers");
+      if (!n.is_null()) config["mtp_num_hidden_layers"] = n;
+    });
+    EXPECT_NO_THROW(model::load_mtp_head(path_)) << n;
+  }
+}
+
+TEST_P(Mtp, AHeadInAFileThatNoIndexNamesIsNotThere) {
+  const TemporaryFolder folder;
+  const test::fs::path path = test::copied_model(folder, GetParam());
+  test::fs::copy_file(test::data("mtp") / (std::string(GetParam()) + ".safetensors"), path / "mtp.safetensors");
+  try {
+    model::load_mtp_head(path);
+    ADD_FAILURE() << "a head was found";
+  } catch (const UnsupportedError& error) {
+    EXPECT_EQ(error.key(), model::kNoMtpHead);
+    EXPECT_MENTIONS(std::string(error.what()), "carries no head");
+  }
+}
+
 TEST(MtpRefusal, AModelWithoutAHeadIsNamed) {
   for (const char* name : {"llama", "qwen3_5"}) {
     EXPECT_THROW(model::load_mtp_head(test::data(name)), UnsupportedError);

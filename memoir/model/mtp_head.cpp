@@ -49,7 +49,7 @@ std::unique_ptr<MtpHead> load_mtp_head(const fs::path& path) {
     weights = gguf ? open_gguf_weights(gguf, config) : open_safetensors_weights(path, config);
   }
   if (!weights || !weights->has_any("mtp.")) {
-    throw UnsupportedError(path.string(), "mtp", "the model carries no head that predicts further tokens");
+    throw UnsupportedError(path.string(), kNoMtpHead, "the model carries no head that predicts further tokens");
   }
   return make_qwen_mtp_head(config, *weights);
 }

@@ -53,6 +53,9 @@ class MtpHead {
   MtpParts parts_;
 };
 
+/// The key of the error where a model carries no head.
+inline constexpr const char* kNoMtpHead = "mtp";
+
 /// Loads the head that a model's directory carries, or its GGUF file (where llama.cpp's converter puts it in a block
 /// behind the model's). Throws UnsupportedError where there is none, or none of a form that memoir has; else as
 /// load_model.

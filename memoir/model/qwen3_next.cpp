@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -215,7 +217,22 @@ void check_has_one_layer(const ModelConfig& config, const Weights& weights) {
   check(family, "mtp_num_hidden_layers");
   check(family, "num_nextn_predict_layers");
   check(all, "nextn_predict_layers");
-  if (weights.has_any("mtp.layers.1.")) family.refuse("mtp_num_hidden_layers", "the head has several" + expected);
+  if (weights.has_any("mtp.layers.0.") && weights.has_any("mtp.layers.1.")) {
+    family.refuse("mtp_num_hidden_layers", "the head has several" + expected);
+  }
+}
+
+bool has_any_of(const Weights& weights, const std::string& module, std::initializer_list<const char*> names) {
+  return std::ranges::any_of(names, [&](const char* name) { return weights.has_any(module + name); });
+}
+
+// As its tensors say, whichever of them are there, so that what is missing is named; without any, as in the model.
+bool head_has_experts(const ModelConfig& config, const Weights& weights) {
+  const std::string mlp = "mtp.layers.0.mlp.";
+  if (has_any_of(weights, mlp, {"gate.", "experts.", "switch_mlp.", "shared_expert"})) return true;
+  if (has_any_of(weights, mlp, {"gate_proj.", "up_proj.", "down_proj."})) return false;
+  if (config.model_type != "qwen3_next") return has_experts_alone(config.model_type);
+  return family_fields(config).integer("num_experts", 0, kMaxExperts).value_or(0) > 0;
 }
 
 }  // namespace
@@ -227,7 +244,7 @@ std::unique_ptr<MtpHead> make_qwen_mtp_head(const ModelConfig& config, Weights& 
     return read_norm(weights, std::string("mtp.") + name, config.hidden_size, config, plan);
   };
   check_has_one_layer(config, weights);
-  const LayerKind kind{false, weights.has("mtp.layers.0.mlp.gate.weight")};
+  const LayerKind kind{false, head_has_experts(config, weights)};
   MtpParts parts{norm("pre_fc_norm_embedding"),
                  norm("pre_fc_norm_hidden"),
                  read_linear(weights, "mtp.fc", config.hidden_size, 2 * config.hidden_size, false),
