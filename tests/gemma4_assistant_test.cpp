@@ -290,6 +290,39 @@ TEST(AssistantRefusal, AnAssistantIsNoModelByItself) {
   EXPECT_MENTIONS(test::load_error(test::data("gemma4_assistant") / "assistant"), "'gemma4_assistant' guesses tokens");
 }
 
+// Under another name what stands under text_config would be taken for a model.
+TEST(AssistantRefusal, AnotherNameOrNoneIsNamed) {
+  const auto error_with = [](const std::function<void(nlohmann::json&)>& edit, const auto& load) {
+    const TemporaryFolder folder;
+    const test::fs::path path = test::copied_model(folder, (test::fs::path("gemma4_assistant") / "assistant").string());
+    test::edit_config(path, edit);
+    try {
+      load(path);
+    } catch (const UnsupportedError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const auto as_model = [](const test::fs::path& path) { model::load_model(path); };
+  const auto as_assistant = [](const test::fs::path& path) { model::load_gemma4_assistant(path); };
+  const std::string expected = "expected \"gemma4_assistant\"";
+  for (const nlohmann::json& name : {nlohmann::json("gemma5_assistant"), nlohmann::json("gemma4"), nlohmann::json(7)}) {
+    const auto rename = [&](nlohmann::json& config) { config["model_type"] = name; };
+    EXPECT_MENTIONS(error_with(rename, as_model), "config.json: model_type: is " + name.dump() + ", " + expected);
+  }
+  for (const auto& drop :
+       {std::function<void(nlohmann::json&)>([](auto& config) { config.erase("model_type"); }),
+        std::function<void(nlohmann::json&)>([](auto& config) { config["model_type"] = nullptr; })}) {
+    EXPECT_MENTIONS(error_with(drop, as_model), "config.json: model_type: is missing, " + expected);
+  }
+  const auto rename_text = [](nlohmann::json& config) { config["text_config"]["model_type"] = "gemma5_text"; };
+  EXPECT_MENTIONS(error_with(rename_text, as_assistant),
+                  "text_config.model_type: is \"gemma5_text\", expected \"gemma4_text\"");
+  // Which transformers takes it for where it says nothing.
+  const auto drop_text = [](nlohmann::json& config) { config["text_config"].erase("model_type"); };
+  EXPECT_EQ(error_with(drop_text, as_assistant), "no error");
+}
+
 TEST(AssistantRefusal, ItsTensorsAndNumbersAreChecked) {
   const auto damaged = [](const std::function<void(Tensors&)>& edit_of_tensors,
                           const std::function<void(nlohmann::json&)>& edit_of_config) {

@@ -132,10 +132,11 @@ constexpr std::array kOtherNames = {
 
 // What a text part is called by the name of the whole; also of files that have the whole's name and the text part
 // alone. (A text part of another kind has a name of its own.)
-constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kTextParts = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kTextParts = {{
     {"gemma3", "gemma3_text"},
     {"gemma4", "gemma4_text"},
     {"gemma4_unified", "gemma4_unified_text"},
+    {"gemma4_assistant", "gemma4_text"},
     {"llama4", "llama4_text"},
     {"qwen3_5", "qwen3_5_text"},
     {"qwen3_5_moe", "qwen3_5_moe_text"},

@@ -24,6 +24,7 @@ namespace {
 
 constexpr const char* kModelType = "gemma4_assistant";
 constexpr const char* kTargetType = "gemma4_text";
+constexpr const char* kTargetSize = "backbone_hidden_size";
 
 // Where a layer finds keys and values among Step::histories.
 constexpr std::size_t kSliding = 0;
@@ -87,7 +88,7 @@ class Fit {
 
 Gemma4Assistant::Gemma4Assistant(const ModelConfig& config, Weights& weights, std::optional<int> n_visible)
     : config_(config),
-      target_hidden_(outer_fields(config).size("backbone_hidden_size", kMaxHiddenSize)),
+      target_hidden_(outer_fields(config).size(kTargetSize, kMaxHiddenSize)),
       norm_(read_rms_norm(weights, "model.norm", config.hidden_size, config.rms_norm_eps)),
       embedding_(weights.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)),
       before_(read_linear(weights, "pre_projection", config.hidden_size, 2 * target_hidden_, false)),
@@ -130,7 +131,7 @@ void Gemma4Assistant::check_fits(const Model& target) const {
   if (theirs.model_type != kTargetType) {
     fit.refuse("model_type", std::string("is ") + kModelType + ", the model's is " + theirs.model_type);
   }
-  fit.same("backbone_hidden_size", target_hidden_, theirs.hidden_size);
+  fit.same(kTargetSize, target_hidden_, theirs.hidden_size);
   fit.same("text_config.vocab_size", config_.vocab_size, theirs.vocab_size);
   const Gemma4Keys mine = read_gemma4_keys(config_);
   const Gemma4Keys target_keys = read_gemma4_keys(theirs);
@@ -184,12 +185,24 @@ bool is_gemma4_assistant(const fs::path& directory) {
   if (!fs::is_directory(existing_status(directory)) || !entry_exists(directory / "config.json")) return false;
   const fs::path path = directory / "config.json";
   const nlohmann::json config = parse_json(read_text_file(path), path.string());
-  return config.is_object() && config.value("model_type", nlohmann::json()) == kModelType;
+  if (!config.is_object()) return false;
+  const nlohmann::json model_type = config.value("model_type", nlohmann::json());
+  if (model_type == kModelType) return true;
+  // Else what stands under text_config would be taken for a model.
+  if (!config.contains(kTargetSize) || !config.contains("text_config")) return false;
+  throw UnsupportedError(path.string(), "model_type",
+                         (model_type.is_null() ? "is missing" : "is " + json_text(nlohmann::ordered_json(model_type))) +
+                             ", expected \"" + kModelType + "\", which a " + kTargetSize +
+                             " beside a text_config belongs to");
 }
 
 std::unique_ptr<Gemma4Assistant> load_gemma4_assistant(const fs::path& directory, std::optional<int> n_visible) {
   const ModelConfig config = read_config(directory);
   if (!config.outer.is_object()) throw FormatError(config.path, "text_config", "is missing");
+  if (config.model_type != kTargetType) {
+    throw UnsupportedError(config.path, "text_config.model_type",
+                           "is \"" + config.model_type + "\", expected \"" + kTargetType + "\"");
+  }
   return std::make_unique<Gemma4Assistant>(config, *open_safetensors_weights(directory, config), n_visible);
 }
 

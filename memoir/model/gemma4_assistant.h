@@ -78,7 +78,8 @@ class Gemma4Assistant {
   std::optional<Clusters> clusters_;
 };
 
-/// Whether a model's directory has an assistant's configuration.
+/// Whether a model's directory has an assistant's configuration. Throws UnsupportedError, naming model_type, for one
+/// that has an assistant's keys under another name, or none.
 bool is_gemma4_assistant(const std::filesystem::path& directory);
 
 /// Loads a directory with config.json and safetensors. Throws as load_model.
