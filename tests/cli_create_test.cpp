@@ -144,6 +144,36 @@ TEST_F(CliCreate, ADraftIsUsedUnlessNoneIsWanted) {
   EXPECT_EQ(generated("-m parked" + prompt)["drafted"], 0);
 }
 
+TEST_F(CliCreate, AutoIsThePackagesDraftAndWithoutOneTheHead) {
+  const path model = test::model_with_head(folder_.path() / "qwen", "qwen3_5");
+  test::fs::copy_file(test::data("tokenizer") / "smollm.json", model / "tokenizer.json");
+  const std::string from = "FROM " + model.string() + "\nTEMPLATE \"{{ messages[0].content }}\"";
+  const std::string same = test::data("qwen3_5").string();  // whose guesses are all right
+  ASSERT_EQ(create("headed", from).status, 0);
+  ASSERT_EQ(create("both", from + "\nDRAFT " + same + "\nPARAMETER draft_num_predict 0").status, 0);
+  const std::string prompt = " --tokens 3,1,4,1,5,9,2,6 -n 40";
+  EXPECT_GT(generated("-m headed --draft auto" + prompt)["drafted"], 0);
+  const json drafted = generated("-m both --draft auto" + prompt);
+  EXPECT_GT(drafted["drafted"], 0);
+  EXPECT_EQ(drafted["accepted"], drafted["drafted"]);
+  EXPECT_EQ(generated("-m both" + prompt)["drafted"], 0);
+  // Every command takes the DRAFT: one that was made for another model is refused by each, though there is a head.
+  for (const char* file : {"config.json", "model.safetensors"}) {
+    test::fs::copy_file(test::data("gemma4_assistant") / "assistant" / file, models_ / "both" / "draft" / file,
+                        test::fs::copy_options::overwrite_existing);
+  }
+  test::write_file(folder_.path() / "requests.jsonl", R"({"tokens": [1, 2]})");
+  const std::string batch = "generate --batch " + in_folder("requests.jsonl");
+  for (const std::string& command :
+       {std::string("generate --tokens 1,2"), std::string("chat"), std::string("serve --port 0"), batch}) {
+    expect_failure(command + " -m both --draft auto", 1, (models_ / "both" / "draft" / "config.json").string());
+  }
+  // Without either.
+  ASSERT_EQ(create("bare", "FROM " + tiny()).status, 0);
+  expect_failure("generate --tokens 1,2 -m bare --draft auto", 1,
+                 "--draft auto: the model carries no head that predicts further tokens, and no package names a DRAFT");
+}
+
 TEST_F(CliCreate, WhatCanNotBeDraftedForRunsWithoutThePackagesDraft) {
   ASSERT_EQ(
       create("pair", "FROM " + tiny() + "\nDRAFT " + test::model_with_head(folder_.path() / "q", "qwen3_5").string())

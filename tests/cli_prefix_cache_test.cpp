@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tests/cli_runner.h"
+#include "tests/mtp_files.h"
 
 namespace fs = std::filesystem;
 
@@ -99,8 +100,19 @@ TEST_F(CliPrefixCache, AFormatWithCodesIsRefusedWhereItCannotBe) {
   expect_failure(with("qwen3_next", ""), 2, "nothing is kept");
   expect_failure(with("qwen3_next", "--n 2"), 2, "--prefix-cache-format");
   expect_failure(with("qwen3_next", kept + " --context-shift --context 64"), 2, "--prefix-cache-dir");
-  expect_failure(with("mamba2", kept), 1, "keeps no rows");
-  expect_failure(with("llama", kept), 1, "multiple of 32");
+  expect_failure(with("mamba2", kept), 1, "memoir: --prefix-cache-format q8: the model keeps no rows");
+  expect_failure(with("llama", kept), 1, "memoir: --prefix-cache-format q8: rows have 16 dimensions");
+  // The head's rows are float32 whatever --kv says.
+  const std::string headed = " -m " + test::model_with_head(in_folder("qwen"), "qwen3_5").string() +
+                             " --draft auto --kv f16 --prefix-cache-format q8 ";
+  const std::string types =
+      "memoir: --prefix-cache-format q8 beside --kv f16: the head that drafts keeps float32 rows beside the model's "
+      "float16 ones, expected one type\n";
+  test::write_file(in_folder("requests.jsonl"), R"({"tokens": [1, 2]})");
+  expect_failure("generate --tokens 1,2,3 " + kept + headed, 1, types);
+  expect_failure("generate --batch " + in_folder("requests.jsonl") + headed, 1, types);
+  test::fs::copy_file(test::data("tokenizer") / "smollm.json", in_folder("qwen") + "/tokenizer.json");
+  expect_failure("serve --port 0" + headed, 1, types);
   expect_failure("generate -m " + tiny() + " --tokens 1 --prefix-cache-format q4 " + kept, 2, "--prefix-cache-format");
 }
 
@@ -236,6 +248,24 @@ TEST_F(CliPrefixCache, APartThatPassesTheBoundIsSaid) {
   EXPECT_NE(outcome.err.find("nothing more is kept there: a part of it has "), std::string::npos) << outcome.err;
 }
 
+// Qwen3.5 tiny, of 4 bytes each: two layers of attention keep a key and a value of 32; four of the delta rule states of
+// 4 x 16 x 16, and 3 inputs of 2 x 32 + 64 for the convolution. The head: one layer of attention, a hidden state of 32.
+TEST_F(CliPrefixCache, TooFewBytesForACheckpointAreRefusedWithWhatEachPartTakes) {
+  const std::string model = test::model_with_head(in_folder("qwen"), "qwen3_5").string();
+  const std::string kept = "generate --tokens 1,2,3 -n 1 --prefix-cache-dir " + directory() + " -m ";
+  const auto message = [](int n_bytes, int checkpoint, int rows) {
+    return "--prefix-cache-bytes " + std::to_string(n_bytes) +
+           ": is too little, a checkpoint of states and full windows takes " + std::to_string(checkpoint) +
+           " and the rows of a single token take " + std::to_string(rows) + "\n";
+  };
+  expect_failure(kept + model + " --prefix-cache-bytes 23039", 2, message(23039, 22528, 512));
+  expect_failure(kept + model + " --draft auto --prefix-cache-bytes 23423", 2, message(23423, 22656, 768));
+  EXPECT_EQ(run(kept + model + " --draft auto --prefix-cache-bytes 23424").status, 0);
+  // Mamba 2, without rows: three layers of states of 6 x 16 x 16, and 3 inputs of 96 + 2 x 2 x 16.
+  expect_failure(kept + test::data("mamba2").string() + " --prefix-cache-bytes 24191", 2,
+                 ": is too little, a checkpoint of states and full windows takes 24192\n");
+}
+
 TEST_F(CliPrefixCache, RefusesWhatCannotWork) {
   test::write_file(in_folder("file"), "");
   const std::string generate = "generate -m " + tiny() + " --tokens 1,2,3 ";
@@ -244,7 +274,7 @@ TEST_F(CliPrefixCache, RefusesWhatCannotWork) {
   expect_failure(generate + "--prefix-cache-bytes 1000", 2, "--prefix-cache-bytes: nothing is kept");
   expect_failure(generate + "--prefix-cache-disk-bytes 5", 2, "--prefix-cache-dir");
   // 4 layers of 2 heads of 16, keys and values of 4 bytes
-  const std::string token = ": nothing can be kept, a single token takes 1024";
+  const std::string token = ": nothing can be kept, the rows of a single token take 1024";
   const std::string kept = generate + "--prefix-cache-dir " + in_folder("d");
   for (const std::string bytes : {"0", "1023"}) {
     expect_failure(kept + " --prefix-cache-disk-bytes " + bytes, 2, "--prefix-cache-disk-bytes " + bytes + token);

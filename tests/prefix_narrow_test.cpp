@@ -110,6 +110,9 @@ TEST(NarrowRows, RefuseWhatHasNoneOrCannotBe) {
             std::string::npos);
   EXPECT_NE(refusal(fed(cache::ModelCache(layers_of()), random_rows(1, 4, 16), rows)).find("multiple of 32"),
             std::string::npos);
+  EXPECT_NE(refusal(fed(cache::ModelCache(layers_of()), rows, mx::astype(rows, mx::float16)))
+                .find("some layers keep float32 rows, others float16 ones"),
+            std::string::npos);
   const auto loaded = model::load_model(test::data("mamba2"));
   EXPECT_THROW(engine::make_prefix_store(*loaded.model, {.max_bytes = kLots, .format = StoreFormat::kQ8}),
                UnsupportedError);

@@ -103,7 +103,8 @@ class Chat {
   // Rows that a shift has moved are not what computing them would give.
   static std::unique_ptr<prefix::Store> make_store(const ChatArguments& arguments, const model::Model& model) {
     const cache::CacheOptions caches = arguments.kv.cache_options(model.config());
-    arguments.prefix_cache.check(!arguments.shift.is_used() && caches.quantize_from == 0, model, caches);
+    arguments.prefix_cache.check(!arguments.shift.is_used() && caches.quantize_from == 0, model, caches,
+                                 arguments.draft.companion());
     if (arguments.shift.is_used()) return nullptr;
     return arguments.prefix_cache.store(arguments.run.model, model, caches, arguments.draft.companion());
   }

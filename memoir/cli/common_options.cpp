@@ -2,12 +2,15 @@
 
 #include <mlx/device.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
 #include <random>
 #include <stdexcept>
 
+#include "memoir/base/error.h"
 #include "memoir/cache/composite.h"
 #include "memoir/cache/kv.h"
 #include "memoir/cli/heap.h"
@@ -109,13 +112,24 @@ void KvArguments::add_to(CLI::App& command) {
       ->transform(whole_number(0, 1 << 30));
 }
 
+namespace {
+
+const std::array<std::pair<const char*, mx::Dtype>, 3> kRowTypes = {
+    {{"f32", mx::float32}, {"f16", mx::float16}, {"bf16", mx::bfloat16}}};
+
+}  // namespace
+
+std::string KvArguments::name_of(mx::Dtype dtype) {
+  return std::ranges::find(kRowTypes, dtype, [](const auto& type) { return type.second; })->first;
+}
+
 cache::CacheOptions KvArguments::cache_options(const model::ModelConfig& config) const {
   cache::CacheOptions options;
   if (max_size > 0) options.max_size = max_size;
   options.quantize_from = quantize_from;
-  if (kv == "f32") options.dtype = mx::float32;
-  if (kv == "f16") options.dtype = mx::float16;
-  if (kv == "bf16") options.dtype = mx::bfloat16;
+  for (const auto& [name, dtype] : kRowTypes) {
+    if (kv == name) options.dtype = dtype;
+  }
   if (kv.front() == 'q') {
     if (config.head_dim % 32 != 0) {
       throw UsageError("--kv " + kv + ": the model's heads have " + std::to_string(config.head_dim) +
@@ -213,9 +227,10 @@ void DraftOptions::add_to(CLI::App& command) {
       command
           .add_option("--draft", draft_,
                       "guess tokens ahead and check them together, which gives the same text sooner:\n"
-                      "ngram looks in the text so far, auto asks the head that the model carries, else a small MODEL\n"
-                      "of the same vocabulary is asked, or an assistant that was made for the model; none: nothing\n"
-                      "is guessed, also where the model says so")
+                      "ngram looks in the text so far; auto asks what the package names (DRAFT), or where it names\n"
+                      "nothing the head that the model carries; else a small MODEL of the same vocabulary is asked,\n"
+                      "or an assistant that was made for the model; none: nothing is guessed, also where the package\n"
+                      "names something")
           ->type_name("ngram|auto|none|MODEL")
           ->check(not_empty());
   max_option_ = command.add_option("--draft-max", max_drafts_, "the most tokens to guess at a time")
@@ -227,6 +242,7 @@ void DraftOptions::add_to(CLI::App& command) {
 void DraftOptions::use_defaults(const model::Package& package) {
   const std::optional<int> n_most = package.modelfile.parameters.draft_num_predict;
   if (draft_.empty() && package.draft && n_most != 0) draft_ = package.draft->string();
+  use_for_auto(package.draft);
   if (n_most && *n_most > 0 && max_option_->count() == 0) max_drafts_ = *n_most;
 }
 
@@ -240,11 +256,25 @@ void DraftOptions::leave_out_default(const std::string& reason) {
   draft_.clear();
 }
 
+namespace {
+
+std::shared_ptr<const model::MtpHead> carried_head(const std::string& model) {
+  try {
+    return model::load_mtp_head(resolve_model(model));
+  } catch (const UnsupportedError& error) {
+    if (error.key() != model::kNoMtpHead) throw;
+    throw UnsupportedError(error.path(), "--draft auto",
+                           "the model carries no head that predicts further tokens, and no package names a DRAFT");
+  }
+}
+
+}  // namespace
+
 engine::Drafting DraftOptions::made(const std::string& model, const model::LoadedModel& loaded,
                                     std::optional<int> n_at_once) const {
   if (draft_ == "ngram") return engine::draft_by_lookup();
   const FreedBlocksReturn while_loading;
-  if (draft_ == "auto") return engine::draft_with_head(model::load_mtp_head(resolve_model(model)), *loaded.model);
+  if (draft_ == "auto") return engine::draft_with_head(carried_head(model), *loaded.model);
   const std::filesystem::path path = resolve_model(draft_);
   if (model::is_gemma4_assistant(path)) {
     return engine::draft_with_assistant(model::load_gemma4_assistant(path), *loaded.model);

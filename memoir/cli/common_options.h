@@ -49,6 +49,9 @@ struct KvArguments {
   /// The first two alone.
   void add_formats_to(CLI::App& command);
 
+  /// The --kv that asks for such rows.
+  static std::string name_of(mlx::core::Dtype dtype);
+
   /// Throws UsageError if --quantized-kv-start comes without a quantized --kv.
   cache::CacheOptions cache_options(const model::ModelConfig& config) const;
 
@@ -87,7 +90,7 @@ class DraftOptions {
  public:
   void add_to(CLI::App& command);
 
-  /// What a package says, for options that are not given.
+  /// What a package says, for options that are not given, and for "auto" as use_for_auto.
   void use_defaults(const model::Package& package);
 
   /// Makes the drafter, if one is asked for, and has `options` use it. It lives as long as this. Throws as drafting(),
@@ -95,7 +98,7 @@ class DraftOptions {
   void use(const std::string& model, const model::LoadedModel& loaded, engine::GenerateOptions& options);
 
   /// What the drafter in use keeps beside a model's cache, for a prefix store.
-  std::optional<prefix::CompanionCaches> companion() const { return drafting_ ? drafting_->companion : std::nullopt; }
+  std::optional<prefix::CompanionCaches> companion() const { return engine::companion_of(drafting_); }
 
   /// What a service's drafts come from, nullopt where none are asked for. model: what the model was named, or its path;
   /// caches: what it runs with; n_at_once: as engine::DraftModel.
@@ -105,7 +108,7 @@ class DraftOptions {
   std::optional<engine::Drafting> drafting(const std::string& model, const model::LoadedModel& loaded,
                                            const cache::CacheOptions& caches, int n_at_once) const;
 
-  /// Has "auto" mean the draft that a package carries, if there is one.
+  /// Has "auto" mean the DRAFT that a package names, if it names one; else it means the head that the model carries.
   void use_for_auto(const std::optional<std::filesystem::path>& draft) {
     if (draft && draft_ == "auto") draft_ = draft->string();
   }

@@ -194,8 +194,8 @@ int run_batch(const GenerateArguments& arguments) {
   service_options.prefix_cache_directory = arguments.prefix_cache.directory(arguments.run.model);
   const cache::CacheOptions caches = arguments.kv.cache_options(loaded.model->config());
   arguments.kv.check(*loaded.model);
-  arguments.prefix_cache.check(true, *loaded.model, caches);
   service_options.drafting = arguments.draft.drafting(arguments.run.model, loaded, caches, options.prefill_chunk);
+  arguments.prefix_cache.check(true, *loaded.model, caches, engine::companion_of(service_options.drafting));
   const std::unique_ptr<engine::Service> service = engine::make_service(std::move(loaded), service_options, caches);
   ProgressLine progress("requests");
   engine::generate_batch(
@@ -237,7 +237,7 @@ void check_can_share(const cache::ModelCache& cache) {
 int run_samples(const GenerateArguments& arguments, const model::LoadedModel& loaded,
                 const std::vector<TokenId>& prompt, const engine::GenerateOptions& options) {
   check_can_share(loaded.model->make_cache());
-  arguments.prefix_cache.check(false, *loaded.model, {});
+  arguments.prefix_cache.check(false, *loaded.model, {}, {});
   const auto [cache, n] = std::pair(arguments.kv.cache_options(loaded.model->config()), arguments.n_samples);
   const text::Tokenizer* tokenizer = loaded.tokenizer ? &*loaded.tokenizer : nullptr;
   write_samples(engine::generate_samples(*loaded.model, cache, prompt, options, n, tokenizer), arguments,
@@ -295,7 +295,8 @@ int run_generate(GenerateArguments& arguments) {
                                      {"--prefix-cache-dir", arguments.prefix_cache.has_directory()},
                                      {"--draft", arguments.draft.is_asked_for()},
                                      {"--max-kv-size", arguments.kv.max_size > 0}});
-  arguments.prefix_cache.check(arguments.prefix_cache.has_directory(), *loaded.model, caches);
+  arguments.prefix_cache.check(arguments.prefix_cache.has_directory(), *loaded.model, caches,
+                               arguments.draft.companion());
   // A single prompt has no use for one that does not last.
   std::unique_ptr<prefix::Store> store;
   if (arguments.prefix_cache.has_directory()) {

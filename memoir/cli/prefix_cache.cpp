@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "memoir/base/error.h"
+#include "memoir/cli/common_options.h"
 #include "memoir/cli/model_path.h"
 #include "memoir/cli/number_checks.h"
 #include "memoir/cli/report.h"
@@ -11,6 +13,7 @@
 #include "memoir/cli/text_checks.h"
 #include "memoir/engine/prefix_store.h"
 #include "memoir/model/fingerprint.h"
+#include "memoir/prefix/narrow_rows.h"
 
 namespace fs = std::filesystem;
 
@@ -61,25 +64,41 @@ std::optional<prefix::DirectoryTierOptions> PrefixCacheArguments::directory(cons
   return options;
 }
 
-void PrefixCacheArguments::check(bool is_kept, const model::Model& model, const cache::CacheOptions& caches) const {
+void PrefixCacheArguments::check(bool is_kept, const model::Model& model, const cache::CacheOptions& caches,
+                                 const std::optional<prefix::CompanionCaches>& companion) const {
   if (!is_kept && bytes_ > 0 && bytes_option_->count() > 0) {
     throw UsageError("--prefix-cache-bytes: nothing is kept that it could be for");
   }
-  if (format_ != prefix::StoreFormat::kAsComputed) {
+  const bool is_narrow = format_ != prefix::StoreFormat::kAsComputed;
+  if (is_narrow) {
     if (!is_kept || bytes_ == 0) throw UsageError("--prefix-cache-format q8: nothing is kept that it could be for");
     if (caches.quantization) throw UsageError("--prefix-cache-format q8: with --kv the rows are quantized already");
   }
-  if (is_kept && bytes_ > 0) check_room(model, caches);
+  const bool has_bounds = bytes_option_->count() > 0 || disk_bytes_option_->count() > 0;
+  if (is_kept && bytes_ > 0 && (is_narrow || has_bounds)) check_room(kept_size(model, caches, companion));
 }
 
-void PrefixCacheArguments::check_room(const model::Model& model, const cache::CacheOptions& caches) const {
-  if (bytes_option_->count() == 0 && disk_bytes_option_->count() == 0) return;
-  const prefix::StateSize size = engine::kept_size(model, caches, format_);
-  const std::uint64_t least = size.row_bytes + size.checkpoint_bytes;
-  const auto need = [least](const CLI::Option& option, std::uint64_t n_bytes) {
-    if (option.count() == 0 || n_bytes >= least) return;
-    throw UsageError(option.get_name() + " " + std::to_string(n_bytes) +
-                     ": nothing can be kept, a single token takes " + std::to_string(least));
+prefix::StateSize PrefixCacheArguments::kept_size(const model::Model& model, const cache::CacheOptions& caches,
+                                                  const std::optional<prefix::CompanionCaches>& companion) const {
+  try {
+    return engine::kept_size(model, caches, format_, companion);
+  } catch (const UnsupportedError& error) {
+    if (error.key() != prefix::NarrowRows::kFormatName) throw;
+    const std::string type = caches.dtype ? " beside --kv " + KvArguments::name_of(*caches.dtype) : "";
+    const std::string why = std::string(error.what()).substr(error.key().size() + 2);  // behind ": "
+    throw UnsupportedError("", "--prefix-cache-format q8" + type, why);
+  }
+}
+
+void PrefixCacheArguments::check_room(const prefix::StateSize& size) const {
+  const std::string rows = "the rows of a single token take " + std::to_string(size.row_bytes);
+  const std::string checkpoint =
+      "a checkpoint of states and full windows takes " + std::to_string(size.checkpoint_bytes);
+  std::string why = "nothing can be kept, " + rows;
+  if (size.checkpoint_bytes > 0) why = "is too little, " + checkpoint + (size.row_bytes > 0 ? " and " + rows : "");
+  const auto need = [&](const CLI::Option& option, std::uint64_t n_bytes) {
+    if (option.count() == 0 || n_bytes >= size.row_bytes + size.checkpoint_bytes) return;
+    throw UsageError(option.get_name() + " " + std::to_string(n_bytes) + ": " + why);
   };
   need(*bytes_option_, bytes_);
   need(*disk_bytes_option_, disk_bytes_);

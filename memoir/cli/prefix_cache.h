@@ -33,9 +33,11 @@ class PrefixCacheArguments {
   std::optional<prefix::DirectoryTierOptions> directory(const std::string& model) const;
 
   /// Throws UsageError if bytes or a format were chosen that have nothing to work on: nothing is kept, or not what this
-  /// command computes; bytes that a single token of the model does not fit into; or, for a format, rows that are
-  /// quantized already. is_kept: the command keeps what it computes with these caches.
-  void check(bool is_kept, const model::Model& model, const cache::CacheOptions& caches) const;
+  /// command computes; bytes that the rows of a single token, and a checkpoint where the model needs them, do not fit
+  /// into; or, for a format, rows that are quantized already; UnsupportedError for rows that can't have the format.
+  /// is_kept: the command keeps what it computes with these caches, and what a drafter keeps beside them.
+  void check(bool is_kept, const model::Model& model, const cache::CacheOptions& caches,
+             const std::optional<prefix::CompanionCaches>& companion) const;
 
   /// A store for sessions with caches of these options and a drafter with such a companion; null where nothing can be
   /// kept.
@@ -45,7 +47,9 @@ class PrefixCacheArguments {
                                        const std::optional<prefix::CompanionCaches>& companion) const;
 
  private:
-  void check_room(const model::Model& model, const cache::CacheOptions& caches) const;
+  prefix::StateSize kept_size(const model::Model& model, const cache::CacheOptions& caches,
+                              const std::optional<prefix::CompanionCaches>& companion) const;
+  void check_room(const prefix::StateSize& size) const;
 
   CLI::Option* bytes_option_ = nullptr;
   CLI::Option* disk_bytes_option_ = nullptr;

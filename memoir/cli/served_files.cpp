@@ -159,7 +159,7 @@ std::optional<engine::Drafting> served_drafting(const model::LoadedModel& loaded
 std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const fs::path& path,
                                                const ServingOptions& options) {
   const cache::CacheOptions caches = options.kv.cache_options(loaded.model->config());
-  options.prefix_cache.check(true, *loaded.model, caches);
+  options.prefix_cache.check(true, *loaded.model, caches, engine::companion_of(options.service.drafting));
   engine::ServiceOptions service = options.service;
   service.prefix_cache_format = options.prefix_cache.format();
   service.prefix_cache_directory = options.prefix_cache.directory(path.string());

@@ -35,6 +35,11 @@ struct Drafting {
   bool adapts = true;  // in a service, as many as pay; else always max_drafts
 };
 
+/// What such drafters keep beside the model's caches; nullopt for none, and without drafting.
+inline std::optional<prefix::CompanionCaches> companion_of(const std::optional<Drafting>& drafting) {
+  return drafting ? drafting->companion : std::nullopt;
+}
+
 Drafting draft_by_lookup();
 
 /// n_at_once: as DraftModel. Throws std::invalid_argument, naming the layer, if the draft model's cache can't take

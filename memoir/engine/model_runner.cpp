@@ -50,7 +50,7 @@ ModelRunner::ModelRunner(std::unique_ptr<model::Model> model, const prefix::Stor
     : model_(std::move(model)),
       drafting_(std::move(drafting)),
       caches_(caches),
-      store_(make_prefix_store(*model_, options, caches, directory, drafting_ ? drafting_->companion : std::nullopt)),
+      store_(make_prefix_store(*model_, options, caches, directory, companion_of(drafting_))),
       cost_(measured_cost(*model_, caches)) {
   if (!drafting_) return;
   if (drafting_->max_drafts < 1 || drafting_->max_drafts > DraftLength::kMax) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "memoir/base/error.h"
+#include "memoir/kernels/shape.h"
 
 namespace mx = mlx::core;
 
@@ -17,7 +18,7 @@ using kernels::KvBuffer;
 constexpr int kBits = 8;
 
 [[noreturn]] void refuse(const std::string& why) {
-  throw UnsupportedError("", "prefix cache format q8", why);
+  throw UnsupportedError("", NarrowRows::kFormatName, why);
 }
 
 // Keys and values of all flat parts: [1, H, S, D] each.
@@ -45,7 +46,10 @@ NarrowRows NarrowRows::of(const cache::ModelCache& cache) {
     const int n = a.shape(-1);
     if (n % 32 != 0) refuse("rows have " + std::to_string(n) + " dimensions, expected a multiple of 32");
     if (n % 64 != 0) narrow.codes.group_size = 32;
-    if (a.dtype() != narrow.dtype) refuse("the model's layers keep rows of several types");
+    if (a.dtype() != narrow.dtype) {
+      refuse("some layers keep " + kernels::dtype_text(narrow.dtype) + " rows, others " +
+             kernels::dtype_text(a.dtype()) + " ones, expected one type");
+    }
   }
   return narrow;
 }

@@ -20,6 +20,9 @@
 namespace memoir::prefix {
 
 struct NarrowRows {
+  /// The key of what is thrown.
+  static constexpr const char* kFormatName = "prefix cache format q8";
+
   cache::KVQuantization codes;
   mlx::core::Dtype dtype;  // of the caches' rows, which is what they become again
 
