@@ -142,6 +142,9 @@ TEST_F(CliCreate, ADraftIsUsedUnlessNoneIsWanted) {
   EXPECT_GT(generated("-m pair" + prompt)["drafted"], 0);
   ASSERT_EQ(create("parked", llama + "\nPARAMETER draft_num_predict 0").status, 0);
   EXPECT_EQ(generated("-m parked" + prompt)["drafted"], 0);
+  // What is said on the command line comes first.
+  EXPECT_GT(generated("-m parked --draft-max 4" + prompt)["drafted"], 0);
+  expect_failure("generate -m parked --draft none --draft-max 4" + prompt, 2, "nothing is guessed");
 }
 
 TEST_F(CliCreate, AutoIsThePackagesDraftAndWithoutOneTheHead) {
@@ -237,11 +240,12 @@ TEST_F(CliCreate, WhatCanNotBeIsRefusedAndLeavesNothing) {
   expect_refused(create("x", from + "WHAT 1"), 1, "Modelfile: line 2: WHAT is no command");
   expect_refused(create("x", from + from), 1, "line 2: FROM is there already, in line 1");
   expect_refused(create("x", from + "ADAPTER a"), 1, "line 2: ADAPTER is not supported");
-  expect_refused(create("x", "FROM /nowhere"), 1, "/nowhere");
-  expect_refused(create("x", from + "DRAFT " + tiny()), 1, "DRAFT: is the same model as FROM");
+  expect_refused(create("x", from + "DRAFT " + tiny()), 1,
+                 "Modelfile: line 2: DRAFT " + tiny() + ": is the same model as FROM\n");
   expect_refused(create("x", from + "DRAFT " + test::data("gemma4_assistant").string() + "/assistant"), 1,
                  "made for another model");
-  expect_refused(create("x", from + "DRAFT " + test::data("qwen2").string()), 2, "DRAFT: another vocabulary");
+  expect_refused(create("x", from + "\nDRAFT " + test::data("qwen2").string()), 2,
+                 "Modelfile: line 3: DRAFT " + test::data("qwen2").string() + ": another vocabulary");
   expect_refused(create("x", from, "--draft-quantize q8"), 2, "has no DRAFT");
   expect_refused(create("x", from, "--quantize q5"), 2, "q5");
   test::fs::create_directory(folder_.path() / "empty");
@@ -250,6 +254,124 @@ TEST_F(CliCreate, WhatCanNotBeIsRefusedAndLeavesNothing) {
   expect_refused(create(".x", from), 2, "is no name");
   expect_refused(run("create x -f /nowhere/Modelfile"), 1, "/nowhere/Modelfile");
   expect_refused(run("create"), 2, "name is required");
+}
+
+TEST_F(CliCreate, WhatIsNotThereIsSaidWithItsLine) {
+  const std::string file = in_folder("Modelfile");
+  expect_refused(create("x", "\n  FROM ./nope"), 1,
+                 "memoir: " + file + ": line 2: FROM ./nope: no such file or directory\n");
+  expect_refused(create("x", "FROM nope"), 1, file + ": line 1: FROM nope: no such file or directory, nor a model in ");
+  expect_refused(create("x", "FROM " + tiny() + "\nDRAFT /no/where"), 1,
+                 file + ": line 2: DRAFT /no/where: no such file or directory\n");
+  test::fs::create_symlink("nowhere", in_folder("link"));
+  expect_refused(create("x", "FROM " + tiny() + "\nDRAFT link"), 1,
+                 file + ": line 2: DRAFT link: " + in_folder("link") + ": is a symbolic link that leads nowhere\n");
+}
+
+TEST_F(CliCreate, AStdoutThatTakesNothingLeavesNothing) {
+  expect_refused(run("create x -f " + modelfile("FROM " + tiny()).string() + " >/dev/full"), 1, "stdout: can't write");
+}
+
+// A file of weights with one matrix that no model has, in rows of 32.
+void write_stray(const path& file) {
+  mlx::core::save_safetensors(file.string(), {{"stray.weight", mlx::core::ones({2, 32})}});
+}
+
+TEST_F(CliCreate, OnlyWeightsThatAreLoadedAreTaken) {
+  test::fs::copy(tiny(), in_folder("single"));
+  write_stray(in_folder("single/other.safetensors"));
+  const path sharded = test::model_with_head(in_folder("sharded"), "qwen3_5");
+  write_stray(sharded / "consolidated.safetensors");
+  test::write_file(sharded / "consolidated.safetensors.index.json", "{}");
+  test::fs::copy(test::data("qwen3_5"), in_folder("head"));
+  test::fs::copy_file(test::data("mtp") / "qwen3_5.safetensors", in_folder("head/mtp.safetensors"));
+  for (const std::string model : {"single", "sharded", "head"}) {
+    const std::string tokens = " --tokens 1,2,3 -n 5";
+    ASSERT_EQ(create(model + "1", "FROM ./" + model).err, "");
+    ASSERT_EQ(create(model + "8", "FROM ./" + model, "--quantize q8").err, "");
+    EXPECT_EQ(generated("-m " + model + "1" + tokens)["tokens"],
+              generated("-m " + in_folder(model) + tokens)["tokens"]);
+    EXPECT_EQ(generated("-m " + model + "8" + tokens)["tokens"].size(), 5U);
+    for (const char* bits : {"1", "8"}) {
+      for (const auto& entry : test::fs::directory_iterator(models_ / (model + bits) / "model")) {
+        const std::string name = entry.path().filename().string();
+        EXPECT_TRUE(!name.ends_with(".safetensors") || name.starts_with("model")) << name;
+        EXPECT_FALSE(name.starts_with("consolidated")) << name;
+      }
+    }
+  }
+}
+
+TEST_F(CliCreate, QuantizedTensorsAreWhatMlxMakesAndTheRestIsUntouched) {
+  const path from = test::data("gemma4_moe");
+  ASSERT_EQ(create("x", "FROM " + from.string(), "--quantize q8").err, "");
+  const path made = models_ / "x" / "model";
+  const json config = json::parse(test::read_file(made / "config.json"))["quantization"];
+  const test::Tensors before = mlx::core::load_safetensors((from / "model.safetensors").string()).first;
+  const test::Tensors after = mlx::core::load_safetensors((made / "model.safetensors").string()).first;
+  const auto same = [](const mlx::core::array& a, const mlx::core::array& b) {
+    return a.dtype() == b.dtype() && mlx::core::array_equal(a, b).item<bool>();
+  };
+  std::size_t n_dense = 0;
+  std::size_t n_quantized = 0;
+  for (const auto& [name, tensor] : before) {
+    const std::string module = name.substr(0, name.rfind('.'));
+    if (!after.contains(module + ".scales")) {
+      EXPECT_TRUE(same(after.at(name), tensor)) << name;
+      ++n_dense;
+      continue;
+    }
+    const auto parts = mlx::core::quantize(tensor, config.value(module, config)["group_size"].get<int>(), 8);
+    EXPECT_TRUE(same(after.at(name), parts[0])) << name;
+    EXPECT_TRUE(same(after.at(module + ".scales"), parts[1])) << name;
+    EXPECT_TRUE(same(after.at(module + ".biases"), parts[2])) << name;
+    ++n_quantized;
+  }
+  EXPECT_GT(n_dense, 0U);
+  EXPECT_GT(n_quantized, 0U);
+  EXPECT_EQ(after.size(), n_dense + 3 * n_quantized);
+}
+
+TEST_F(CliCreate, AFileThatCanNotBeWrittenIsNamedWithTheReason) {
+  // 20 blocks of 512 or 1024 bytes, fewer than each of the weights has.
+  const auto limited = [&](const std::string& from, const std::string& options) {
+    return shell("ulimit -f 20 && " + std::string(MEMOIR_PROGRAM) + " create x -f " +
+                 modelfile("FROM " + from).string() + options);
+  };
+  const std::string why = ": can't write: File too large\n";
+  const std::string weights = "memoir: " + (models_ / "x" / "model" / "model.safetensors").string();
+  expect_refused(limited(tiny(), ""), 1, weights + why);
+  expect_refused(limited(tiny(), " --quantize q8"), 1, weights + why);
+  expect_refused(limited(MEMOIR_TEST_SMOLLM2, ""), 1, "memoir: " + (models_ / "x" / "model.gguf").string() + why);
+}
+
+TEST_F(CliCreate, MessagesNameTheUsersFiles) {
+  const auto refused = [&](const std::string& text, const std::string& message, const std::string& options = "") {
+    const test::Outcome outcome = create("x", text, options);
+    expect_refused(outcome, 1, message);
+    EXPECT_EQ(outcome.err.find(".part-"), std::string::npos) << outcome.err;
+  };
+  // Before anything is copied.
+  test::fs::copy(tiny(), in_folder("other"));
+  test::edit_config(in_folder("other"), [](json& config) { config["model_type"] = "unheard_of"; });
+  const std::string from = "FROM " + tiny() + "\n";
+  refused("FROM other", "memoir: " + in_folder("other/config.json") + ": model_type: ");
+  refused(from + "DRAFT other", "memoir: " + in_folder("other/config.json") + ": model_type: ");
+  refused("FROM ./other/config.json", "memoir: " + in_folder("./other/config.json") + ": not a GGUF file");
+  refused(from + "DRAFT " + MEMOIR_TEST_SMOLLM2,
+          std::string("memoir: ") + MEMOIR_TEST_SMOLLM2 + ": a GGUF file is taken", "--draft-quantize q8");
+  EXPECT_FALSE(test::fs::exists(models_));
+  // What only loading finds.
+  test::fs::copy(tiny(), in_folder("damaged"));
+  test::edit_tensors(in_folder("damaged"), [](test::Tensors& tensors) { tensors.erase("model.norm.weight"); });
+  const std::string weights = "memoir: " + in_folder("damaged/model.safetensors") + ": model.norm.weight: missing";
+  refused("FROM damaged", weights);
+  refused(from + "DRAFT damaged", weights);
+  refused("FROM damaged", weights, "--quantize q8");
+  test::fs::remove(in_folder("damaged/model.safetensors"));
+  refused("FROM damaged", "memoir: " + in_folder("damaged/model.safetensors") + ": no such file or directory\n");
+  refused("FROM damaged", "memoir: " + in_folder("damaged/model.safetensors") + ": no such file or directory\n",
+          "--quantize q4");
 }
 
 TEST_F(CliCreate, ANameThatMeansAModelAlreadyIsRefused) {

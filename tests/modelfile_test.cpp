@@ -25,6 +25,16 @@ std::string error_of(const std::string& text) {
   return "no error";
 }
 
+TEST(Modelfile, SaysWhereFromAndDraftStand) {
+  ModelfileLines lines;
+  parse_modelfile("# one\nSYSTEM \"\"\"two\nthree\"\"\"\n  FROM a\n\tdraft b\n", "Modelfile", &lines);
+  EXPECT_EQ(lines.from, 4);
+  EXPECT_EQ(lines.draft, 5);
+  parse_modelfile("FROM a", "Modelfile", &lines);
+  EXPECT_EQ(lines.from, 1);
+  EXPECT_EQ(lines.draft, 0);
+}
+
 TEST(Modelfile, ReadsEveryCommand) {
   const Modelfile all = parsed(
       "# a comment\n"

@@ -53,6 +53,7 @@ TEST(InputError, ShowsPartsPrintablyAndKeepsThemForPrograms) {
   EXPECT_LT(std::string(error.what()).size(), 1100U);
   EXPECT_EQ(error.path(), "a\nfile");
   EXPECT_EQ(error.key(), "k\x1b");
+  EXPECT_EQ(error.reason(), "is " + std::string(100'000, 'x'));
   const std::string long_path(3000, 'p');
   EXPECT_EQ(FileError(long_path, "", "gone").what(), long_path + ": gone");
 }

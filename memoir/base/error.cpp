@@ -20,6 +20,6 @@ std::string join(const std::string& path, const std::string& key, const std::str
 }  // namespace
 
 InputError::InputError(std::string path, std::string key, const std::string& reason)
-    : std::runtime_error(join(path, key, reason)), path_(std::move(path)), key_(std::move(key)) {}
+    : std::runtime_error(join(path, key, reason)), path_(std::move(path)), key_(std::move(key)), reason_(reason) {}
 
 }  // namespace memoir

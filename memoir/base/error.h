@@ -24,10 +24,12 @@ class InputError : public std::runtime_error {
   /// As they were given, for programs; what() is for people.
   const std::string& path() const { return path_; }
   const std::string& key() const { return key_; }
+  const std::string& reason() const { return reason_; }
 
  private:
   std::string path_;
   std::string key_;
+  std::string reason_;
 };
 
 /// The file can't be opened, read or written.

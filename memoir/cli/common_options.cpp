@@ -241,7 +241,8 @@ void DraftOptions::add_to(CLI::App& command) {
 
 void DraftOptions::use_defaults(const model::Package& package) {
   const std::optional<int> n_most = package.modelfile.parameters.draft_num_predict;
-  if (draft_.empty() && package.draft && n_most != 0) draft_ = package.draft->string();
+  const bool is_off = n_most == 0 && max_option_->count() == 0;
+  if (draft_.empty() && package.draft && !is_off) draft_ = package.draft->string();
   use_for_auto(package.draft);
   if (n_most && *n_most > 0 && max_option_->count() == 0) max_drafts_ = *n_most;
 }

@@ -33,14 +33,39 @@ std::optional<int> bits_of(const std::string& option) {
   return option.empty() ? std::nullopt : std::optional(option == "q4" ? 4 : 8);
 }
 
-// A path beside the Modelfile, else what -m takes.
-fs::path source_of(const std::string& value, const fs::path& modelfile) {
-  const fs::path beside = modelfile.parent_path() / value;
-  return entry_exists(beside) ? resolve_model(beside.string()) : resolve_model(value);
+// FROM or DRAFT in its Modelfile.
+struct Source {
+  std::string modelfile;
+  std::string line;
+  std::string command;  // with the value
+
+  Source(std::string file, int number, const std::string& name, const std::string& value)
+      : modelfile(std::move(file)), line("line " + std::to_string(number)), command(name + " " + value) {}
+
+  std::string text() const { return modelfile + ": " + line + ": " + command; }
+};
+
+// A path beside the Modelfile, else what -m takes; what it leads to is there.
+fs::path path_of(const std::string& value, const Source& source) {
+  const fs::path beside = fs::path(source.modelfile).parent_path() / value;
+  try {
+    fs::path path = entry_exists(beside) ? resolve_model(beside.string()) : resolve_model(value);
+    existing_status(path);
+    return path;
+  } catch (const FileError& error) {
+    throw FileError(source.modelfile, source.line,
+                    source.command + ": " + (error.path() == value ? error.reason() : error.what()));
+  }
+}
+
+// Before anything is copied: what they say of themselves is what can be run.
+void check_kinds(const fs::path& from, const std::optional<fs::path>& draft) {
+  model::read_model_config(from);
+  if (draft && !model::is_gemma4_assistant(*draft)) model::read_model_config(*draft);
 }
 
 // What is in the folder can be run.
-void check_package(const model::Package& package) {
+void check_package(const model::Package& package, const std::string& draft) {
   const model::LoadedModel model = model::load_model(package.model);
   for (const std::string& note : model.notes) report(note);
   if (!package.draft) return;
@@ -48,7 +73,7 @@ void check_package(const model::Package& package) {
     model::load_gemma4_assistant(*package.draft)->check_fits(*model.model);
     return;
   }
-  check_same_vocabulary(model, model::load_model(*package.draft), "DRAFT");
+  check_same_vocabulary(model, model::load_model(*package.draft), draft);
 }
 
 int run_create(const CreateArguments& arguments) {
@@ -63,23 +88,27 @@ int run_create(const CreateArguments& arguments) {
   }
   const fs::path file = arguments.file;
   model::PackageRequest request;
-  request.modelfile = model::parse_modelfile(read_text_file(file, kMaxModelfileBytes), arguments.file);
+  model::ModelfileLines lines;
+  request.modelfile = model::parse_modelfile(read_text_file(file, kMaxModelfileBytes), arguments.file, &lines);
   for (const std::string& note : request.modelfile.notes) report(arguments.file + ": " + note);
   if (!arguments.draft_quantize.empty() && !request.modelfile.draft) {
     throw UsageError("--draft-quantize: " + arguments.file + " has no DRAFT");
   }
   request.name = arguments.name;
   request.folder = model_folders().front();
-  request.from = source_of(request.modelfile.from, file);
-  if (request.modelfile.draft) request.draft = source_of(*request.modelfile.draft, file);
+  const Source from(arguments.file, lines.from, "FROM", request.modelfile.from);
+  const Source draft(arguments.file, lines.draft, "DRAFT", request.modelfile.draft.value_or(""));
+  request.from = path_of(request.modelfile.from, from);
+  if (request.modelfile.draft) request.draft = path_of(*request.modelfile.draft, draft);
   if (request.draft && fs::equivalent(request.from, *request.draft)) {
-    throw FormatError(arguments.file, "DRAFT", "is the same model as FROM");
+    throw FormatError(draft.modelfile, draft.line, draft.command + ": is the same model as FROM");
   }
+  check_kinds(request.from, request.draft);
   request.bits = bits_of(arguments.quantize);
   request.draft_bits = bits_of(arguments.draft_quantize);
-  request.check = check_package;
+  request.check = [&](const model::Package& package) { check_package(package, draft.text()); };
+  request.announce = [](const fs::path& path) { write_out(path.string() + "\n"); };
   model::create_package(request);
-  write_out((request.folder / request.name).string() + "\n");
   return kDone;
 }
 

@@ -56,12 +56,25 @@ LoadedModel assemble(const ModelConfig& config, Weights& weights, ComingTokenize
   return loaded;
 }
 
-LoadedModel load_directory(const fs::path& path) {
+ModelConfig directory_config(const fs::path& path) {
   if (is_gemma4_assistant(path)) {
     throw UnsupportedError((path / "config.json").string(), "model_type",
                            "'gemma4_assistant' guesses tokens for a Gemma 4 model and writes no text of its own");
   }
-  const ModelConfig config = read_config(path, check_supported);
+  return read_config(path, check_supported);
+}
+
+ModelConfig gguf_config(const GgufFile& file, const fs::path& path) {
+  ModelConfig config = config_from_gguf(file, check_supported);
+  if (!has_gguf_names(config.model_type)) {
+    throw UnsupportedError(path.string(), "general.architecture",
+                           "\"" + *file.string("general.architecture") + "\" can only be read from safetensors files");
+  }
+  return config;
+}
+
+LoadedModel load_directory(const fs::path& path) {
+  const ModelConfig config = directory_config(path);
   ComingTokenizer tokenizer = std::async([path]() -> std::optional<text::Tokenizer> {
     if (!entry_exists(path / "tokenizer.json")) return std::nullopt;
     return text::Tokenizer::from_directory(path);
@@ -71,11 +84,7 @@ LoadedModel load_directory(const fs::path& path) {
 
 LoadedModel load_gguf(const fs::path& path) {
   auto file = std::make_shared<const GgufFile>(GgufFile::open(path));
-  const ModelConfig config = config_from_gguf(*file, check_supported);
-  if (!has_gguf_names(config.model_type)) {
-    throw UnsupportedError(path.string(), "general.architecture",
-                           "\"" + *file->string("general.architecture") + "\" can only be read from safetensors files");
-  }
+  const ModelConfig config = gguf_config(*file, path);
   // Made from the file's metadata, which is in memory.
   ComingTokenizer tokenizer = std::async([file] { return std::optional(text::Tokenizer::from_gguf(*file)); });
   return assemble(config, *open_gguf_weights(std::move(file), config), std::move(tokenizer));
@@ -85,6 +94,10 @@ LoadedModel load_gguf(const fs::path& path) {
 
 LoadedModel load_model(const fs::path& path) {
   return is_model_directory(path) ? load_directory(path) : load_gguf(path);
+}
+
+ModelConfig read_model_config(const fs::path& path) {
+  return is_model_directory(path) ? directory_config(path) : gguf_config(GgufFile::open(path), path);
 }
 
 text::Tokenizer load_tokenizer(const fs::path& path) {

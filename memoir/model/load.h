@@ -27,6 +27,9 @@ struct LoadedModel {
 /// Throws FileError, FormatError or UnsupportedError with the file and key at fault.
 LoadedModel load_model(const std::filesystem::path& path);
 
+/// The configuration alone, of a model that load_model would go on to read. Throws as that.
+ModelConfig read_model_config(const std::filesystem::path& path);
+
 /// The tokenizer alone, without reading the weights. Throws as load_model, and FileError if there is none.
 text::Tokenizer load_tokenizer(const std::filesystem::path& path);
 

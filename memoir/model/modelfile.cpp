@@ -251,6 +251,12 @@ class Parser {
     return std::move(result_);
   }
 
+  // 0 for one that isn't there.
+  int line_of(const std::string& command) const {
+    const auto found = lines_.find(command);
+    return found == lines_.end() ? 0 : found->second;
+  }
+
  private:
   void take_command() {
     const std::string word = reader_.word();
@@ -395,10 +401,13 @@ std::string parameters_text(const ModelfileParameters& p) {
 
 }  // namespace
 
-Modelfile parse_modelfile(std::string_view text, const std::string& path) {
+Modelfile parse_modelfile(std::string_view text, const std::string& path, ModelfileLines* lines) {
   if (!text::utf8::valid(text)) throw FormatError(path, "", "is not UTF-8");
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
-  return Parser(text, path).parse();
+  Parser parser(text, path);
+  Modelfile parsed = parser.parse();
+  if (lines) *lines = {parser.line_of("FROM"), parser.line_of("DRAFT")};
+  return parsed;
 }
 
 std::string modelfile_text(const Modelfile& modelfile) {

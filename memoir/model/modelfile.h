@@ -10,10 +10,9 @@
 //   TEMPLATE """..."""          a chat template instead of the model's own: Jinja, not Go as in Ollama
 //   LICENSE """..."""           any number
 //
-// A command is a word in capitals or small letters at the beginning of a line; its value is the rest of the line, or
-// what stands between " and " or """ and """, over lines too. Lines that begin with # are comments. A byte order mark
-// in front of all is passed over.
-// Values, no ownership, any thread.
+// A command is the first word of a line, in capitals or small letters, indented or not; its value is the rest of the
+// line, or what stands between " and " or """ and """, over lines too. Lines that begin with # are comments. A byte
+// order mark in front of all is passed over. Values, no ownership, any thread.
 
 #include <cstdint>
 #include <optional>
@@ -63,11 +62,18 @@ struct Modelfile {
   bool operator==(const Modelfile&) const = default;
 };
 
+/// Where commands stand, for messages about what they name. From 1; 0: there is none.
+struct ModelfileLines {
+  int from = 0;
+  int draft = 0;
+};
+
+/// `lines`, if given, is filled.
 /// Throws FormatError or UnsupportedError (path, "line N"): a command that is unknown, repeated, has no value or none
 /// of its kind, a quotation without end, no FROM, a text that isn't UTF-8; ADAPTER; a template in Go's language, with
 /// wrong syntax, or that can't render a user's message, neither alone nor behind SYSTEM and MESSAGE; a parameter that
 /// is unknown, or asks for what memoir doesn't do. `path` is only named.
-Modelfile parse_modelfile(std::string_view text, const std::string& path);
+Modelfile parse_modelfile(std::string_view text, const std::string& path, ModelfileLines* lines = nullptr);
 
 /// A text that parse_modelfile reads as this, but for the notes.
 std::string modelfile_text(const Modelfile& modelfile);

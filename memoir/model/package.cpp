@@ -31,10 +31,12 @@ class FolderAside {
  public:
   explicit FolderAside(const fs::path& prefix) {
     std::random_device random;
+    std::error_code error;
     do {
       path_ = prefix;
       path_ += "-" + std::to_string(random());
-    } while (!fs::create_directory(path_));
+    } while (!fs::create_directory(path_, error) && !error);
+    if (error) throw FileError(prefix.parent_path().string(), "", "can't make a folder in it: " + error.message());
   }
   ~FolderAside() {
     std::error_code ignored;
@@ -61,17 +63,44 @@ bool is_gguf(const fs::path& path) {
   return !fs::is_directory(existing_status(path));
 }
 
+// What messages call the files aside, which nobody but this knows: a path, and what stands for it and what is below.
+using Names = std::vector<std::pair<fs::path, fs::path>>;
+
+std::string known_name(const std::string& path, const Names& names) {
+  for (const auto& [aside, known] : names) {
+    const std::string& prefix = aside.native();
+    if (path == prefix) return known.string();
+    if (path.starts_with(prefix + "/")) return known.string() + path.substr(prefix.size());
+  }
+  return path;
+}
+
+// Calls work(), whose errors about a file of `names` are about what stands for it.
+template <typename Work>
+void with_names(const Names& names, const Work& work) {
+  const auto named = [&]<typename Error>(const Error& error) {
+    return Error(known_name(error.path(), names), error.key(), error.reason());
+  };
+  try {
+    work();
+  } catch (const FileError& error) {
+    throw named(error);
+  } catch (const FormatError& error) {
+    throw named(error);
+  } catch (const UnsupportedError& error) {
+    throw named(error);
+  } catch (const fs::filesystem_error& error) {
+    throw FileError(known_name(error.path1().string(), names), "", error.code().message());
+  }
+}
+
 // Returns what the Modelfile calls it.
 std::string import(const fs::path& from, const fs::path& folder, const std::string& role, std::optional<int> bits) {
   if (!is_gguf(from)) {
     copy_model_directory(from, folder / role, bits);
     return "./" + role;
   }
-  if (bits) {
-    throw UnsupportedError(from.string(), "",
-                           "a GGUF file is taken as it is; to quantize, name a directory of safetensors");
-  }
-  fs::copy_file(from, folder / (role + ".gguf"));
+  copy_model_file(from, folder / (role + ".gguf"));
   return "./" + role + ".gguf";
 }
 
@@ -86,19 +115,41 @@ void check_request(const PackageRequest& request) {
   }
 }
 
+Modelfile imported(const PackageRequest& request, const fs::path& folder) {
+  Modelfile modelfile = request.modelfile;
+  modelfile.from = import(request.from, folder, "model", request.bits);
+  modelfile.draft.reset();
+  if (request.draft) modelfile.draft = import(*request.draft, folder, "draft", request.draft_bits);
+  return modelfile;
+}
+
+void write_modelfile(const Modelfile& modelfile, const fs::path& path) {
+  ReplacedFile file(path);
+  file.write(modelfile_text(modelfile));
+  file.commit();
+}
+
+void check(const PackageRequest& request, const fs::path& aside, const fs::path& path) {
+  if (!request.check) return;
+  const Package package = read_package(aside);
+  Names names = {{package.model, request.from}};
+  if (package.draft) names.emplace_back(*package.draft, *request.draft);
+  names.emplace_back(aside, path);
+  with_names(names, [&] { request.check(package); });
+}
+
 Package make(const PackageRequest& request) {
   const fs::path path = request.folder / request.name;
   if (entry_exists(path)) throw FileError(path.string(), "", kIsTaken);
+  if (request.bits) check_can_be_quantized(request.from);
+  if (request.draft && request.draft_bits) check_can_be_quantized(*request.draft);
   fs::create_directories(request.folder);
   FolderAside aside(request.folder / ("." + request.name + ".part"));
-  Modelfile modelfile = request.modelfile;
-  modelfile.from = import(request.from, aside.path(), "model", request.bits);
-  modelfile.draft.reset();
-  if (request.draft) modelfile.draft = import(*request.draft, aside.path(), "draft", request.draft_bits);
-  ReplacedFile file(aside.path() / kModelfile);
-  file.write(modelfile_text(modelfile));
-  file.commit();
-  if (request.check) request.check(read_package(aside.path()));
+  with_names({{aside.path(), path}},
+             [&] { write_modelfile(imported(request, aside.path()), aside.path() / kModelfile); });
+  check(request, aside.path(), path);
+  if (entry_exists(path)) throw FileError(path.string(), "", kIsTaken);  // nothing is announced then
+  if (request.announce) request.announce(path);
   aside.rename_to(path);
   return read_package(path);
 }

@@ -41,19 +41,30 @@ struct PackageRequest {
   std::optional<int> bits;  // quantize the model's dense matrices to so many, 4 or 8
   std::optional<int> draft_bits;
 
-  /// Called with the files in their place aside, before they get the name; refuses by throwing. May be empty.
+  /// Called with the files in their place aside; refuses by throwing. May be empty. An InputError about one of these
+  /// files is passed on with the name of what it was made of.
   std::function<void(const Package&)> check;
+
+  /// Called with the package's path when all is done but that it gets its name: throws to keep it from that. May be
+  /// empty.
+  std::function<void(const std::filesystem::path&)> announce;
 };
 
 /// Copies, or quantizes, into a folder aside and renames it when it is whole. Returns the package.
 /// Throws std::invalid_argument for a name that is none, or other bits; FileError if there is such a model already or a
-/// file can't be read or written; UnsupportedError to quantize what is quantized or a GGUF file; what `check` throws.
-/// Nothing of the name is there then.
+/// file can't be read or written, naming that with the system's reason; UnsupportedError to quantize what is quantized
+/// or a GGUF file; what `check` and `announce` throw. Nothing of the name is there then.
 Package create_package(const PackageRequest& request);
 
-/// Copies a model's directory (configuration, tokenizer, safetensors) to a new one. bits: dense matrices whose rows are
-/// multiples of 32 become MLX's affine quantization in groups of 64, or 32; nullopt: as they are. Routers of experts
-/// and what belongs to other media stay dense. Throws as create_package.
+/// Throws UnsupportedError for a model that is quantized already or a GGUF file; as read_text_file.
+void check_can_be_quantized(const std::filesystem::path& from);
+
+/// Throws FileError, naming the one that can't be read or written.
+void copy_model_file(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Copies a model's directory (configuration, tokenizer, those safetensors that are loaded) to a new one. bits: dense
+/// matrices whose rows are multiples of 32 become MLX's affine quantization in groups of 64, or 32; nullopt: as they
+/// are. Routers of experts and what belongs to other media stay dense. Throws as create_package.
 void copy_model_directory(const std::filesystem::path& from, const std::filesystem::path& to, std::optional<int> bits);
 
 }  // namespace memoir::model

@@ -139,6 +139,16 @@ class Weights {
   std::set<std::string> unknown_;
 };
 
+/// The files of weights that open_safetensors_weights reads, and no others that lie beside them.
+struct SafetensorsFiles {
+  std::vector<std::filesystem::path> paths;
+  std::vector<std::string> indexed;  // tensors that model.safetensors.index.json names, if there is one
+};
+
+/// model.safetensors, or the shards that model.safetensors.index.json names; whether they are there is not looked at.
+/// Throws FileError, and FormatError for an index that is wrong.
+SafetensorsFiles safetensors_files(const std::filesystem::path& directory);
+
 /// The tensors of a directory in Hugging Face or MLX layout: model.safetensors, or the shards that
 /// model.safetensors.index.json names. lm_head, where config ties it to the embeddings, and rotary_emb.inv_freq, which
 /// config gives as well, are passed over. Of a multimodal model the text part is offered, under the names that it has

@@ -50,8 +50,9 @@ class SafetensorsWeights : public Weights {
  public:
   SafetensorsWeights(const fs::path& directory, const ModelConfig& config)
       : Weights(directory.string()), quantization_(config.quantization), tie_embeddings_(config.tie_embeddings) {
-    for (const fs::path& path : files_of(directory)) open(path);
-    check_index(directory);
+    const SafetensorsFiles files = safetensors_files(directory);
+    for (const fs::path& path : files.paths) open(path);
+    check_index(directory / kIndex, files.indexed);
     check_overrides(config.path);
   }
 
@@ -120,27 +121,6 @@ class SafetensorsWeights : public Weights {
     }
   }
 
-  // The shards that the index names, else the one file.
-  std::vector<fs::path> files_of(const fs::path& directory) {
-    const fs::path index = directory / kIndex;
-    if (!entry_exists(index)) return {directory / "model.safetensors"};
-    const nlohmann::json json = parse_json(read_text_file(index), index.string());
-    if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
-      throw FormatError(index.string(), "weight_map", "expected an object of tensor names and file names");
-    }
-    std::set<fs::path> paths;
-    for (const auto& [tensor, file] : json["weight_map"].items()) {
-      // A file name only: an index must not be able to point outside its directory.
-      if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>()) {
-        throw FormatError(index.string(), tensor, "expected the name of a file in the same directory");
-      }
-      paths.insert(directory / file.get<std::string>());
-      indexed_.push_back(tensor);
-    }
-    if (paths.empty()) throw FormatError(index.string(), "weight_map", "names no file");
-    return {paths.begin(), paths.end()};
-  }
-
   // nullopt for a tensor that is passed over.
   std::optional<std::string> offered_name(const std::string& name) const {
     if (is_derived(name)) return std::nullopt;
@@ -149,10 +129,9 @@ class SafetensorsWeights : public Weights {
     return offered;
   }
 
-  void check_index(const fs::path& directory) const {
-    for (const std::string& name : indexed_) {
+  void check_index(const fs::path& index, const std::vector<std::string>& indexed) const {
+    for (const std::string& name : indexed) {
       if (in_files_.contains(name) || !offered_name(name)) continue;
-      const fs::path index = directory / kIndex;
       throw FormatError(index.string(), name, "is in none of the files that weight_map names");
     }
   }
@@ -340,13 +319,34 @@ class SafetensorsWeights : public Weights {
 
   std::optional<QuantizationConfig> quantization_;
   bool tie_embeddings_;
-  std::set<std::string> in_files_;    // all names
-  std::vector<std::string> indexed_;  // the tensors that the index names, if there is one
+  std::set<std::string> in_files_;  // all names
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, Location> tensors_;  // point into files_
 };
 
 }  // namespace
+
+SafetensorsFiles safetensors_files(const fs::path& directory) {
+  const fs::path index = directory / kIndex;
+  if (!entry_exists(index)) return {{directory / "model.safetensors"}, {}};
+  const nlohmann::json json = parse_json(read_text_file(index), index.string());
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
+    throw FormatError(index.string(), "weight_map", "expected an object of tensor names and file names");
+  }
+  SafetensorsFiles files;
+  std::set<fs::path> paths;
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    // A file name only: an index must not be able to point outside its directory.
+    if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>()) {
+      throw FormatError(index.string(), tensor, "expected the name of a file in the same directory");
+    }
+    paths.insert(directory / file.get<std::string>());
+    files.indexed.push_back(tensor);
+  }
+  if (paths.empty()) throw FormatError(index.string(), "weight_map", "names no file");
+  files.paths.assign(paths.begin(), paths.end());
+  return files;
+}
 
 std::unique_ptr<Weights> open_safetensors_weights(const fs::path& directory, const ModelConfig& config) {
   return std::make_unique<SafetensorsWeights>(directory, config);
