@@ -2,6 +2,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
