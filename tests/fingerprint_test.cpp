@@ -44,8 +44,13 @@ TEST(Fingerprint, IsOfTheBytesAndNotOfThePlace) {
   EXPECT_EQ(one.size(), 16U);
   EXPECT_EQ(fingerprint(model_of(folder.path() / "b", bytes)), one);
   write(folder.path() / "b" / "tokenizer.json", "{}");
+  write(folder.path() / "b" / "other.safetensors", "not loaded");
   EXPECT_EQ(fingerprint(folder.path() / "b"), one);
-  EXPECT_NE(fingerprint(model_of(folder.path() / "c", bytes, "other.safetensors")), one);
+  const fs::path shards = model_of(folder.path() / "c", bytes, "shard.safetensors");
+  write(shards / "model.safetensors.index.json", R"({"weight_map": {"w": "shard.safetensors"}})");
+  EXPECT_NE(fingerprint(shards), one);
+  write(shards / "model.safetensors.index.json", R"({"weight_map": {"w": "none.safetensors"}})");
+  EXPECT_THROW(fingerprint(shards), FileError);
   write(folder.path() / "b" / "config.json", "{ }");
   EXPECT_NE(fingerprint(folder.path() / "b"), one);
 }

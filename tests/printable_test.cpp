@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "memoir/base/error.h"
 #include "memoir/cli/report.h"
@@ -68,6 +69,9 @@ TEST(Report, SaysThatMemoryRanOut) {
   testing::internal::CaptureStderr();
   cli::report(std::bad_alloc());
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "memoir: out of memory\n");
+  testing::internal::CaptureStderr();
+  cli::report(std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again)));
+  EXPECT_TRUE(testing::internal::GetCapturedStderr().starts_with("memoir: can't start a thread"));
 }
 
 }  // namespace

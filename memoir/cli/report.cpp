@@ -4,6 +4,7 @@
 #include <cctype>
 #include <iostream>
 #include <new>
+#include <system_error>
 
 #include "memoir/base/error.h"
 #include "memoir/base/printable.h"
@@ -23,7 +24,21 @@ void report(std::string_view text) {
   std::cerr << "memoir: " << printable(text, kMaxCharacters) << '\n';
 }
 
+namespace {
+
+// Whether the system had no thread to give, which is all that std::thread says of it.
+bool is_of_threads(const std::exception& error) {
+  const auto* failure = dynamic_cast<const std::system_error*>(&error);
+  return failure && failure->code() == std::errc::resource_unavailable_try_again;
+}
+
+}  // namespace
+
 void report(const std::exception& error) {
+  if (is_of_threads(error)) {
+    return report("can't start a thread, for which memory or the number of them is too small: " +
+                  std::string(error.what()));
+  }
   const bool is_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
   const bool names_a_file = dynamic_cast<const InputError*>(&error) != nullptr;  // which may be called anything
   report(is_memory ? "out of memory" : names_a_file ? error.what() : reason(error.what()));

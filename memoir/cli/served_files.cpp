@@ -3,22 +3,20 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <system_error>
 #include <utility>
 
 #include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
 #include "memoir/base/gguf.h"
-#include "memoir/base/json_text.h"
 #include "memoir/cli/heap.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
 #include "memoir/model/config.h"
 #include "memoir/model/load.h"
 #include "memoir/model/package.h"
+#include "memoir/model/weights.h"
 
 namespace fs = std::filesystem;
 
@@ -80,16 +78,7 @@ void check_parts(const fs::path& model) {
   }
   need(model / "config.json");
   need(model / "tokenizer.json");
-  const fs::path index = model / "model.safetensors.index.json";
-  if (!entry_exists(index)) return need(model / "model.safetensors");
-  const nlohmann::json shards = parse_json(read_text_file(index), index.string());
-  const auto map = shards.find("weight_map");
-  if (map == shards.end() || !map->is_object()) throw FormatError(index.string(), "weight_map", "is no object");
-  std::set<std::string> files;
-  for (const nlohmann::json& file : *map) {
-    if (file.is_string()) files.insert(file.get<std::string>());
-  }
-  for (const std::string& file : files) need(model / file);
+  for (const fs::path& file : model::safetensors_files(model).paths) need(file);
 }
 
 std::chrono::system_clock::time_point system_time(fs::file_time_type time) {
@@ -101,15 +90,8 @@ std::chrono::system_clock::time_point system_time(fs::file_time_type time) {
 std::uint64_t weight_bytes(const fs::path& path) {
   if (!fs::is_directory(path)) return fs::file_size(path);
   std::uint64_t n_bytes = 0;
-  for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
-    if (entry.path().extension() == ".safetensors") n_bytes += entry.file_size();
-  }
+  for (const fs::path& file : model::safetensors_files(path).paths) n_bytes += fs::file_size(file);
   return n_bytes;
-}
-
-model::ModelConfig config_of(const fs::path& path) {
-  return fs::is_directory(path) ? model::read_config(path, model::check_supported)
-                                : model::config_from_gguf(GgufFile::open(path), model::check_supported);
 }
 
 server::ModelDetails details_of(const model::ModelConfig& config, const fs::path& path, std::uint64_t n_bytes) {
@@ -210,7 +192,7 @@ const ServedFiles::Known& ServedFiles::know(const fs::path& path) {
   try {
     const Source source(path);
     check_parts(source.model);
-    known.details = details_of(config_of(source.model), source.model, weight_bytes(source.model));
+    known.details = details_of(model::read_model_config(source.model), source.model, weight_bytes(source.model));
   } catch (const InputError& error) {
     on_skipped_(path, error.what());
   }
@@ -247,7 +229,7 @@ fs::path ServedFiles::path_of(const std::string& name) {
 
 server::ServedModel ServedFiles::describe(const std::string& name) {
   const Source source(path_of(name));
-  const model::ModelConfig config = config_of(source.model);
+  const model::ModelConfig config = model::read_model_config(source.model);
   text::Tokenizer tokenizer = model::load_tokenizer(source.model);
   source.use_template(tokenizer);
   return server::ServedModel({.name = name,

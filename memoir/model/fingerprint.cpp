@@ -7,6 +7,7 @@
 
 #include "memoir/base/byte_source.h"
 #include "memoir/base/checksum.h"
+#include "memoir/model/weights.h"
 
 namespace fs = std::filesystem;
 
@@ -43,15 +44,6 @@ void add_weights(Checksum& checksum, const fs::path& path) {
   for (std::uint64_t i = 0; i < n_pieces; ++i) checksum.add(digests[i % n_readers][i / n_readers].hex());
 }
 
-std::vector<fs::path> weight_files(const fs::path& folder) {
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
 }  // namespace
 
 std::string fingerprint(const fs::path& model) {
@@ -61,7 +53,7 @@ std::string fingerprint(const fs::path& model) {
     return checksum.hex();
   }
   checksum.add(read_text_file(model / "config.json"));
-  for (const fs::path& file : weight_files(model)) {
+  for (const fs::path& file : safetensors_files(model).paths) {
     checksum.add(file.filename().string());
     add_weights(checksum, file);
   }
