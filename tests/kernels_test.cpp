@@ -582,36 +582,6 @@ TEST(KvWrite, StoresWhatCastsAndQuantizationGive) {
   }
 }
 
-TEST(KvWrite, KeepsFiniteWhatASixteenBitTypeCannotHold) {
-  const float infinity = std::numeric_limits<float>::infinity();
-  const float max = std::numeric_limits<float>::max();
-  std::vector<float> row(128, 1.0F);
-  row[0] = 65520;  // the first that would become an infinity
-  row[1] = -1e6F;
-  row[2] = max;
-  row[3] = -max;
-  const mx::array k = mx::broadcast_to(mx::array(row.data(), {128}), {2, 3, 1, 128});
-  const mx::array v = mx::zeros({2, 3, 1, 256});
-  const auto stored = [&](mx::Dtype dtype, int bits, const mx::array& keys) {
-    const KvBuffers buffers = write_rows(empty_buffers(8, dtype, bits, bits == 0 ? 0 : 32), keys, v, {{0, 1}});
-    const mx::array rows =
-        mx::astype(mx::slice(buffers.keys.rows({{0, 0, 1}}), {0, 0, 0, 0}, {1, 1, 1, 4}), mx::float32);
-    const mx::array flat = mx::contiguous(mx::flatten(rows));
-    mx::eval(flat);
-    return std::vector<float>(flat.data<float>(), flat.data<float>() + 4);
-  };
-  EXPECT_EQ(stored(mx::float16, 0, k), (std::vector<float>{65504, -65504, 65504, -65504}));
-  const float largest = 0x1.fep127F;
-  EXPECT_EQ(stored(mx::bfloat16, 0, k), (std::vector<float>{65536, -999424, largest, -largest}));
-  for (const int bits : {4, 8}) {
-    for (const float value : stored(mx::float16, bits, k)) EXPECT_TRUE(std::isfinite(value));
-  }
-  row[0] = infinity;
-  row[1] = -infinity;
-  const mx::array infinite = mx::broadcast_to(mx::array(row.data(), {128}), {2, 3, 1, 128});
-  EXPECT_EQ(stored(mx::float16, 0, infinite), (std::vector<float>{infinity, -infinity, 65504, -65504}));
-}
-
 TEST(KvWrite, WritesInPlaceUnlessAnotherHandleWouldSeeIt) {
   KvBuffers buffers = empty_buffers(8, mx::float32, 0, 0);
   mx::eval(buffers.keys.data, buffers.values.data);

@@ -13,32 +13,18 @@ namespace {
 
 constexpr int kMaxGroup = 128;
 
-float largest_of(Element element) {
-  return element == Element::kF16    ? 65504.0F
-         : element == Element::kBF16 ? 0x1.fep127F
-                                     : std::numeric_limits<float>::max();
-}
-
-// NaN and infinities stay.
-float within(float largest, float x) {
-  return std::isfinite(x) ? std::clamp(x, -largest, largest) : x;
-}
-
 void store_elements(Element element, int n, const float* x, std::byte* out) {
   if (element == Element::kF32) {
     std::memcpy(out, x, static_cast<std::size_t>(n) * sizeof(float));
     return;
   }
   auto* halves = reinterpret_cast<std::uint16_t*>(out);
-  const float largest = largest_of(element);
   for (int i = 0; i < n; ++i) {
-    const float value = within(largest, x[i]);
-    halves[i] = element == Element::kF16 ? float_to_float16(value) : float_to_bfloat16(value);
+    halves[i] = element == Element::kF16 ? float_to_float16(x[i]) : float_to_bfloat16(x[i]);
   }
 }
 
 float rounded(Element element, float x) {
-  x = within(largest_of(element), x);
   if (element == Element::kF16) return float16_to_float(float_to_float16(x));
   if (element == Element::kBF16) return bfloat16_to_float(float_to_bfloat16(x));
   return x;
