@@ -85,8 +85,7 @@ prefix::StateSize PrefixCacheArguments::kept_size(const model::Model& model, con
   } catch (const UnsupportedError& error) {
     if (error.key() != prefix::NarrowRows::kFormatName) throw;
     const std::string type = caches.dtype ? " beside --kv " + KvArguments::name_of(*caches.dtype) : "";
-    const std::string why = std::string(error.what()).substr(error.key().size() + 2);  // behind ": "
-    throw UnsupportedError("", "--prefix-cache-format q8" + type, why);
+    throw UnsupportedError("", "--prefix-cache-format q8" + type, error.reason());
   }
 }
 

@@ -10,6 +10,15 @@
 #include "memoir/base/printable.h"
 
 namespace memoir::cli {
+namespace {
+
+// Whether the system had no thread to give, which is all that std::thread says of it.
+bool is_of_threads(const std::exception& error) {
+  const auto* failure = dynamic_cast<const std::system_error*>(&error);
+  return failure && failure->code() == std::errc::resource_unavailable_try_again;
+}
+
+}  // namespace
 
 std::string_view reason(std::string_view message) {
   const std::size_t end = message.find("] ");
@@ -23,16 +32,6 @@ void report(std::string_view text) {
   constexpr std::size_t kMaxCharacters = 8000;  // room for the paths that some messages list
   std::cerr << "memoir: " << printable(text, kMaxCharacters) << '\n';
 }
-
-namespace {
-
-// Whether the system had no thread to give, which is all that std::thread says of it.
-bool is_of_threads(const std::exception& error) {
-  const auto* failure = dynamic_cast<const std::system_error*>(&error);
-  return failure && failure->code() == std::errc::resource_unavailable_try_again;
-}
-
-}  // namespace
 
 void report(const std::exception& error) {
   if (is_of_threads(error)) {

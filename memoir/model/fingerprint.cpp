@@ -16,32 +16,29 @@ namespace {
 
 constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
 
-// Of the pieces first, first + step, ...
-std::vector<Digest> digests_of(ByteSource& source, std::uint64_t first, std::uint64_t step) {
-  std::vector<Digest> digests;
-  std::vector<std::byte> piece;
-  for (std::uint64_t at = first * kPieceBytes; at < source.size_bytes(); at += step * kPieceBytes) {
-    piece.resize(std::min(source.size_bytes() - at, kPieceBytes));
-    source.read(at, piece);
-    Checksum checksum;
-    checksum.add(piece);
-    digests.push_back(checksum.digest());
-  }
-  return digests;
+Digest digest_of(ByteSource& source, std::uint64_t piece) {
+  const std::uint64_t at = piece * kPieceBytes;
+  std::vector<std::byte> bytes(std::min(source.size_bytes() - at, kPieceBytes));
+  source.read(at, bytes);
+  Checksum checksum;
+  checksum.add(bytes);
+  return checksum.digest();
 }
 
 void add_weights(Checksum& checksum, const fs::path& path) {
   const auto source = open_file(path);
-  const std::uint64_t n_pieces = (source->size_bytes() + kPieceBytes - 1) / kPieceBytes;
-  const auto n_readers = std::min<std::uint64_t>(std::max(1U, std::thread::hardware_concurrency()), n_pieces);
-  std::vector<std::future<std::vector<Digest>>> readers;
-  for (std::uint64_t i = 0; i < n_readers; ++i) {
-    readers.push_back(std::async(std::launch::async, digests_of, std::ref(*source), i, n_readers));
+  std::vector<Digest> digests((source->size_bytes() + kPieceBytes - 1) / kPieceBytes);
+  const std::size_t n_readers = std::max(1U, std::thread::hardware_concurrency());
+  const auto read = [&](std::size_t first) {
+    for (std::size_t i = first; i < digests.size(); i += n_readers) digests[i] = digest_of(*source, i);
+  };
+  std::vector<std::future<void>> readers;
+  for (std::size_t i = 0; i < std::min(n_readers, digests.size()); ++i) {
+    readers.push_back(std::async(std::launch::async, read, i));
   }
-  std::vector<std::vector<Digest>> digests;
-  for (auto& reader : readers) digests.push_back(reader.get());
+  for (auto& reader : readers) reader.get();
   checksum.add(std::to_string(source->size_bytes()));
-  for (std::uint64_t i = 0; i < n_pieces; ++i) checksum.add(digests[i % n_readers][i / n_readers].hex());
+  for (const Digest& digest : digests) checksum.add(digest.hex());
 }
 
 }  // namespace

@@ -64,7 +64,8 @@ void copy_model_file(const std::filesystem::path& from, const std::filesystem::p
 
 /// Copies a model's directory (configuration, tokenizer, those safetensors that are loaded) to a new one. bits: dense
 /// matrices whose rows are multiples of 32 become MLX's affine quantization in groups of 64, or 32; nullopt: as they
-/// are. Routers of experts and what belongs to other media stay dense. Throws as create_package.
+/// are. Routers of experts and what belongs to other media stay dense. Where bits are given,
+/// check_can_be_quantized has let `from` pass. Throws as create_package.
 void copy_model_directory(const std::filesystem::path& from, const std::filesystem::path& to, std::optional<int> bits);
 
 }  // namespace memoir::model

@@ -52,13 +52,6 @@ void copy_parts(std::uint64_t n_bytes, ReplacedFile& to, const Read& read) {
   }
 }
 
-std::optional<mx::Dtype> floating_dtype(const std::string& dtype) {
-  if (dtype == "F32") return mx::float32;
-  if (dtype == "F16") return mx::float16;
-  if (dtype == "BF16") return mx::bfloat16;
-  return std::nullopt;
-}
-
 // The group of a matrix, 0 for what stays dense.
 int group_of(const SafetensorsTensor& tensor) {
   const std::string& name = tensor.name;
@@ -173,7 +166,6 @@ void copy_model_file(const fs::path& from, const fs::path& to) {
 
 void copy_model_directory(const fs::path& from, const fs::path& to, std::optional<int> bits) {
   existing_status(from / "config.json");
-  if (bits) check_can_be_quantized(from);
   const std::vector<fs::path> weights = safetensors_files(from).paths;
   fs::create_directories(to);
   for (const fs::directory_entry& entry : fs::directory_iterator(from)) {

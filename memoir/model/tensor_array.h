@@ -6,9 +6,14 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <span>
+#include <string_view>
 
 namespace memoir::model {
+
+/// What a safetensors file calls "F32", "F16" or "BF16"; nullopt for any other name.
+std::optional<mlx::core::Dtype> floating_dtype(std::string_view name);
 
 /// A new array of the shape and dtype whose bytes `fill` writes, once, before this returns. Copies nothing.
 /// The shape's product times the item size must be what `fill` expects.

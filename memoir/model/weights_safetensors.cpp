@@ -27,12 +27,9 @@ namespace {
 constexpr const char* kIndex = "model.safetensors.index.json";
 
 std::optional<mx::Dtype> array_dtype(const std::string& dtype) {
-  if (dtype == "F32") return mx::float32;
-  if (dtype == "F16") return mx::float16;
-  if (dtype == "BF16") return mx::bfloat16;
   if (dtype == "U32") return mx::uint32;
   if (dtype == "U8") return mx::uint8;
-  return std::nullopt;
+  return floating_dtype(dtype);
 }
 
 std::optional<mx::Dtype> integer_dtype(const std::string& dtype) {

@@ -1,8 +1,6 @@
 #include "memoir/kernels/cpu/matmul.h"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "memoir/kernels/cpu/kernels.h"

@@ -55,8 +55,7 @@ template <int kRows>
   __builtin_prefetch(line, 0, kRows <= 2 ? 0 : 3);
 }
 
-// kRows rows of x against kTiles tiles. The codes are taken apart anew for each call: that hides behind
-// the products.
+// kRows rows of x against kTiles tiles. The codes are taken apart anew for each call: that hides behind the products.
 template <typename S, int kLow, int kHigh, int kRows, int kTiles>
 void quantized_rows(const MatmulArgs& args, int tile, int row) {
   constexpr int kBits = kLow + kHigh;

@@ -20,8 +20,8 @@ struct Neon {
   static constexpr int kRows = 2;        // 2 x kTiles sums of four registers each leave half of the 32
   static constexpr int kTiles = 2;       // multiplied side by side, so that their sums hide each other's latency
   static constexpr int kFewRows = 1;     // rows of attention whose sums for 4 keys fit
-  static constexpr int kFixedRows = 1;   // the same where weights are quantized: two sums of integers for each output,
-  static constexpr int kFixedTiles = 1;  // and one of floats
+  static constexpr int kFixedRows = 1;   // the same where weights are quantized: up to eight registers for each of the
+  static constexpr int kFixedTiles = 1;  // two sums of an output
 
   static F zero() { return set(0); }
   static F set(float value) { return {vdupq_n_f32(value), vdupq_n_f32(value), vdupq_n_f32(value), vdupq_n_f32(value)}; }

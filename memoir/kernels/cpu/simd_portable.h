@@ -21,11 +21,11 @@ struct Portable {
     std::int32_t lane[16];
   };
 
-  static constexpr int kRows = 2;        // multiplied at once,
-  static constexpr int kTiles = 4;       // with as many tiles side by side
-  static constexpr int kFewRows = 1;     // rows of attention at once, where they are few
-  static constexpr int kFixedRows = 1;   // the same where weights are quantized: two sums of integers for each output,
-  static constexpr int kFixedTiles = 1;  // and one of floats
+  static constexpr int kRows = 2;       // multiplied at once,
+  static constexpr int kTiles = 4;      // with as many tiles side by side
+  static constexpr int kFewRows = 1;    // rows of attention at once, where they are few
+  static constexpr int kFixedRows = 1;  // and where weights are quantized
+  static constexpr int kFixedTiles = 1;
 
   static F zero() { return set(0); }
   static F set(float value) {
