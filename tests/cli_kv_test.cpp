@@ -48,9 +48,10 @@ TEST_F(CliKv, LogitsAreTheSameBytesInChunksOfAnySize) {
 TEST_F(CliKv, ASizeThatIsNotReachedChangesNothing) {
   const std::string plain = logits("");
   EXPECT_TRUE(logits("--max-kv-size 48") == plain);
-  EXPECT_TRUE(logits("--kv f32") == plain);
+  EXPECT_TRUE(logits("--kv f16") == plain);
   EXPECT_TRUE(logits("--kv q8 --quantized-kv-start 100") == plain);
   EXPECT_FALSE(logits("--max-kv-size 40") == plain);
+  EXPECT_FALSE(logits("--kv f32") == plain);
   EXPECT_FALSE(logits("--kv q8") == plain);
   EXPECT_FALSE(logits("--kv q8 --quantized-kv-start 10 --chunk 7") == plain);
 }

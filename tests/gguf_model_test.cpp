@@ -250,8 +250,9 @@ class TwinModels {
   test::Tensors tensors_;
 };
 
+// With float32 rows, so that it is the weights that are compared.
 mx::array logits_of(const model::Model& model) {
-  engine::Session session(model);
+  engine::Session session(model, {.dtype = mx::float32});
   return mx::astype(session.forward(std::vector<TokenId>{3, 1, 4, 1, 5, 9, 2, 6, 5, 31}, model::LogitRows::kAll),
                     mx::float32);
 }
@@ -284,6 +285,21 @@ INSTANTIATE_TEST_SUITE_P(Types, GgufModel,
                                          GgufType::kQ2_K, GgufType::kQ3_K, GgufType::kQ4_K, GgufType::kQ5_K,
                                          GgufType::kQ6_K),
                          [](const auto& type) { return gguf_type_name(type.param); });
+
+TEST_P(GgufModel, RowsAreFloat16WhereTheEmbeddingsAreQuantizedUnlessAnotherTypeIsAskedFor) {
+  const test::TemporaryFolder folder;
+  const TwinModels twins(folder, {.type = GetParam()});
+  const Loaded loaded = load_gguf(twins.open_gguf());
+  const auto type_of_rows = [&](const cache::CacheOptions& options) {
+    engine::Session session(*loaded.model, options);
+    session.forward(std::vector<TokenId>{3, 1}, model::LogitRows::kLast);
+    return session.cache().state().at(0).dtype();
+  };
+  const bool is_quantized = !is_dense(GetParam()) && loaded.notes.empty();
+  EXPECT_EQ(type_of_rows({}), is_quantized ? mx::float16 : mx::float32);
+  EXPECT_EQ(type_of_rows({.dtype = mx::float32}), mx::float32);
+  EXPECT_EQ(type_of_rows({.dtype = mx::bfloat16}), mx::bfloat16);
+}
 
 TEST_P(GgufModel, LogitsAreThoseOfTheSameValuesInADirectory) {
   const test::TemporaryFolder folder;

@@ -36,8 +36,8 @@ inline float max_difference(const mlx::core::array& a, const mlx::core::array& b
 
 // Logits [T, V] of the tokens, given in chunks.
 inline mlx::core::array logits_in_chunks(const model::Model& model, std::span<const TokenId> tokens,
-                                         std::size_t n_chunk) {
-  engine::Session session(model);
+                                         std::size_t n_chunk, const cache::CacheOptions& options = {}) {
+  engine::Session session(model, options);
   std::vector<mlx::core::array> parts;
   for (std::size_t begin = 0; begin < tokens.size(); begin += n_chunk) {
     const auto chunk = tokens.subspan(begin, std::min(n_chunk, tokens.size() - begin));

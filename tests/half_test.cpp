@@ -55,6 +55,11 @@ TEST(HalfTest, KeepsInfinityAndNaN) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(float16_to_float(0x7C00), infinity);
   EXPECT_EQ(float_to_float16(-infinity), 0xFC00);
+  EXPECT_EQ(float_to_finite_float16(-infinity), 0xFC00);
+  EXPECT_EQ(float_to_finite_float16(-65520), 0xFBFF);
+  EXPECT_EQ(float_to_finite_float16(std::numeric_limits<float>::max()), 0x7BFF);
+  EXPECT_EQ(float_to_finite_float16(1.5F), float_to_float16(1.5F));
+  EXPECT_TRUE(std::isnan(float16_to_float(float_to_finite_float16(std::numeric_limits<float>::quiet_NaN()))));
   EXPECT_TRUE(std::isnan(float16_to_float(0x7C01)));
   EXPECT_TRUE(std::isnan(float16_to_float(float_to_float16(nan))));
   // A NaN whose fraction is only in the low bits must not turn into infinity.

@@ -582,6 +582,36 @@ TEST(KvWrite, StoresWhatCastsAndQuantizationGive) {
   }
 }
 
+// By the kernel and by MLX's operations, which a buffer in the cache layer is encoded with.
+TEST(KvWrite, KeepsFiniteWhatFloat16CannotHold) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float max = std::numeric_limits<float>::max();
+  std::vector<float> row(128, 1.0F);
+  const std::vector<float> large = {65519, 65520, -1e6F, max, -max, infinity, -infinity};
+  std::copy(large.begin(), large.end(), row.begin());
+  const mx::array k = mx::broadcast_to(mx::array(row.data(), {128}), {2, 3, 1, 128});
+  const mx::array v = mx::zeros({2, 3, 1, 256});
+  const auto first_of = [&](const mx::array& rows) {
+    const mx::array part = mx::contiguous(mx::astype(mx::slice(rows, {0, 0, 0, 0}, {1, 1, 1, 7}), mx::float32));
+    mx::eval(part);
+    return std::vector<float>(part.data<float>(), part.data<float>() + 7);
+  };
+  const std::vector<float> expected = {65504, 65504, -65504, 65504, -65504, infinity, -infinity};
+  const KvBuffers dense = write_rows(empty_buffers(8, mx::float16, 0, 0), k, v, {{0, 1}});
+  EXPECT_EQ(first_of(dense.keys.data), expected);
+  EXPECT_EQ(first_of(rows_as(k, mx::float16)), expected);
+  EXPECT_EQ(first_of(rows_as(k, mx::float32))[3], max);
+
+  const mx::array finite = mx::clip(k, mx::array(-max), mx::array(max));
+  for (const int bits : {2, 3, 4, 5, 6, 8}) {
+    const KvBuffers codes = write_rows(empty_buffers(8, mx::float16, bits, 32), finite, v, {{0, 1}});
+    const KvBuffer composed = quantized_buffer(rows_as(finite, mx::float16), 32, bits);
+    EXPECT_TRUE(mx::array_equal(codes.keys.rows({{0, 0, 1}}), composed.rows({{0, 0, 1}})).item<bool>()) << bits;
+    EXPECT_TRUE(mx::all(mx::isfinite(codes.keys.quantization->scales)).item<bool>()) << bits;
+    EXPECT_TRUE(mx::all(mx::isfinite(codes.keys.quantization->biases)).item<bool>()) << bits;
+  }
+}
+
 TEST(KvWrite, WritesInPlaceUnlessAnotherHandleWouldSeeIt) {
   KvBuffers buffers = empty_buffers(8, mx::float32, 0, 0);
   mx::eval(buffers.keys.data, buffers.values.data);

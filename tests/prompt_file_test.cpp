@@ -544,15 +544,15 @@ TEST(Fitted, RefusesOtherKindsWindowsAndCounts) {
   EXPECT_THROW(fitted(model_of(fed({}, 3)), model_of(std::make_unique<ArraysCache>(1))), std::invalid_argument);
   const ModelCache quantized = model_of(make_kv_cache({.quantization = KVQuantization{}}));
   EXPECT_THROW(fitted(model_of(fed({}, 3)), quantized), std::invalid_argument);
-  EXPECT_EQ(fitted(model_of(fed({}, 3)), quantized, true).offset(), 3);
+  EXPECT_EQ(fitted(model_of(fed({}, 3)), quantized, RowForms::kAskedOrDense).offset(), 3);
 }
 
 TEST(Fitted, RowsStayInTheirTypeAndFormUnlessAnotherIsAskedFor) {
   const auto rows = [](int n) { return mx::ones({1, 2, n, 32}); };
-  const auto fit = [&](const KVOptions& own, const KVOptions& asked) {
+  const auto fit = [&](const KVOptions& own, const KVOptions& asked, RowForms forms = RowForms::kAsked) {
     auto cache = make_kv_cache(own);
     cache->update(rows(3), rows(3));
-    return fitted(model_of(std::move(cache)), model_of(make_kv_cache(asked)));
+    return fitted(model_of(std::move(cache)), model_of(make_kv_cache(asked)), forms);
   };
   const KVQuantization eight{8, 32};
   ModelCache halves = fit({.dtype = mx::float16}, {});
@@ -563,6 +563,8 @@ TEST(Fitted, RowsStayInTheirTypeAndFormUnlessAnotherIsAskedFor) {
   EXPECT_EQ(fit({.dtype = mx::float16, .quantization = eight}, {.quantization = eight}).offset(), 3);
   EXPECT_EQ(fit({.quantization = eight}, {}).layer(0).kind(), "QuantizedKVCache");
   EXPECT_THROW(fit({.dtype = mx::float16}, {.dtype = mx::float32}), std::invalid_argument);
+  EXPECT_EQ(fit({.quantization = eight}, {.dtype = mx::float16}, RowForms::kAny).layer(0).kind(), "QuantizedKVCache");
+  EXPECT_EQ(fit({}, {.dtype = mx::float16}, RowForms::kAny).state()[0].dtype(), mx::float32);
   EXPECT_THROW(fit({}, {.dtype = mx::float16}), std::invalid_argument);
   EXPECT_THROW(fit({.quantization = eight}, {.dtype = mx::float32}), std::invalid_argument);
   EXPECT_THROW(fit({.quantization = eight}, {.quantization = KVQuantization{4, 32}}), std::invalid_argument);

@@ -41,6 +41,14 @@ constexpr std::uint16_t float_to_float16(float value) {
   return static_cast<std::uint16_t>(((bits >> 16) & 0x8000U) | rounded);
 }
 
+/// As float_to_float16, but what is finite stays finite: a value beyond the type's largest, 65504, becomes that.
+constexpr std::uint16_t float_to_finite_float16(float value) {
+  const std::uint16_t half = float_to_float16(value);
+  const bool is_finite = (std::bit_cast<std::uint32_t>(value) & 0x7FFFFFFFU) < 0x7F800000U;
+  const bool is_infinity = (half & 0x7FFFU) == 0x7C00U;
+  return is_finite && is_infinity ? static_cast<std::uint16_t>(half - 1) : half;
+}
+
 constexpr float bfloat16_to_float(std::uint16_t bits) {
   return std::bit_cast<float>(std::uint32_t{bits} << 16);
 }

@@ -312,7 +312,7 @@ CellCache::TurnedKeys CellCache::turned_keys(int sequence, int begin, std::optio
       refuse("remove", "the turned keys of layer " + std::to_string(layer) + " have shape " + shape_text(turned) +
                            ", expected " + shape_text(keys));
     }
-    KvBuffer rows = encoded(mx::astype(turned, one.keys.dtype()), format());
+    KvBuffer rows = encoded(kernels::rows_as(turned, one.keys.dtype()), format());
     for (mx::array& a : rows.arrays()) arrays.push_back(std::move(a));
     result.emplace(layer, std::move(rows));
   }

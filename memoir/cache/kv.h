@@ -39,7 +39,7 @@ struct KVOptions {
 
 /// What a user may choose for the attention layers of any model, whatever kinds the model needs.
 struct CacheOptions {
-  std::optional<mlx::core::Dtype> dtype = std::nullopt;       // rows are stored in it; none: as the model computes
+  std::optional<mlx::core::Dtype> dtype = std::nullopt;       // rows are stored in it; none: as the model chooses
   std::optional<KVQuantization> quantization = std::nullopt;  // scales then in float16, unless dtype says otherwise,
   int quantize_from = 0;                                      // from so many tokens on; dense before
   std::optional<int> max_size = std::nullopt;  // the most positions that a layer keeps: the first `keep` and the latest

@@ -252,7 +252,7 @@ std::string kind_text(const LayerCache* cache) {
 }
 
 void fit_layers(Layers& loaded, const std::function<const LayerCache*(std::size_t)>& made, std::size_t n_made,
-                const std::string& key, bool takes_dense);
+                const std::string& key, RowForms forms);
 
 void fit_states(std::unique_ptr<LayerCache>& loaded, const RecurrentCache& made, const std::string& key) {
   const auto* slots = dynamic_cast<const ArraysCache*>(loaded.get());
@@ -287,22 +287,23 @@ std::string described(const KVOptions& options, std::string_view kind) {
   return text;
 }
 
-bool is_form_asked_for(const KVOptions& own, const KVOptions& asked, bool takes_dense) {
+bool is_form_asked_for(const KVOptions& own, const KVOptions& asked, RowForms forms) {
+  if (forms == RowForms::kAny) return true;
   if (own.quantization) return asked.quantization ? own.quantization == asked.quantization : !asked.dtype;
-  if (asked.quantization) return takes_dense;
+  if (asked.quantization) return forms == RowForms::kAskedOrDense;
   return !asked.dtype || !own.dtype || own.dtype == asked.dtype;
 }
 
-void fit_rows(KVCache& own, const KVCache& made, const std::string& key, bool takes_dense) {
+void fit_rows(KVCache& own, const KVCache& made, const std::string& key, RowForms forms) {
   own.keep_dtype();
   const KVOptions a = own.options();
   const KVOptions b = made.options();
   const bool is_same_layout = a.window == b.window && a.keep == b.keep && a.chunk == b.chunk;
-  if (is_same_layout && is_form_asked_for(a, b, takes_dense)) return;
+  if (is_same_layout && is_form_asked_for(a, b, forms)) return;
   refuse_layer(key, "is " + described(a, own.kind()) + ", expected " + described(b, made.kind()));
 }
 
-void fit_layer(std::unique_ptr<LayerCache>& loaded, const LayerCache* made, const std::string& key, bool takes_dense) {
+void fit_layer(std::unique_ptr<LayerCache>& loaded, const LayerCache* made, const std::string& key, RowForms forms) {
   if (const auto* recurrent = dynamic_cast<const RecurrentCache*>(made); recurrent && loaded) {
     return fit_states(loaded, *recurrent, key);
   }
@@ -318,14 +319,14 @@ void fit_layer(std::unique_ptr<LayerCache>& loaded, const LayerCache* made, cons
     if (!own) refuse_kind();
     Layers children = std::move(*own).release();
     fit_layers(
-        children, [list](std::size_t i) { return list->find(i); }, list->n_children(), key + ".", takes_dense);
+        children, [list](std::size_t i) { return list->find(i); }, list->n_children(), key + ".", forms);
     loaded = std::make_unique<CacheList>(std::move(children));
     return;
   }
   if (const auto* rows = dynamic_cast<const KVCache*>(made)) {
     auto* own = dynamic_cast<KVCache*>(loaded.get());
     if (!own) refuse_kind();
-    if (!own->is_empty()) return fit_rows(*own, *rows, key, takes_dense);
+    if (!own->is_empty()) return fit_rows(*own, *rows, key, forms);
     loaded = made->copy();
     return;
   }
@@ -333,12 +334,12 @@ void fit_layer(std::unique_ptr<LayerCache>& loaded, const LayerCache* made, cons
 }
 
 void fit_layers(Layers& loaded, const std::function<const LayerCache*(std::size_t)>& made, std::size_t n_made,
-                const std::string& key, bool takes_dense) {
+                const std::string& key, RowForms forms) {
   if (loaded.size() != n_made) {
     throw std::invalid_argument("[cache.fitted] " + std::to_string(loaded.size()) + " layers, expected " +
                                 std::to_string(n_made));
   }
-  for (std::size_t i = 0; i < loaded.size(); ++i) fit_layer(loaded[i], made(i), key + std::to_string(i), takes_dense);
+  for (std::size_t i = 0; i < loaded.size(); ++i) fit_layer(loaded[i], made(i), key + std::to_string(i), forms);
 }
 
 }  // namespace
@@ -356,10 +357,10 @@ PromptFile load_prompt_file(const SafetensorsFile& file) {
   return loaded;
 }
 
-ModelCache fitted(ModelCache loaded, const ModelCache& made, bool takes_dense) {
+ModelCache fitted(ModelCache loaded, const ModelCache& made, RowForms forms) {
   Layers layers = std::move(loaded).release();
   fit_layers(
-      layers, [&made](std::size_t i) { return made.find(i); }, made.n_layers(), "", takes_dense);
+      layers, [&made](std::size_t i) { return made.find(i); }, made.n_layers(), "", forms);
   return ModelCache(std::move(layers));
 }
 

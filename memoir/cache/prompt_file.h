@@ -37,10 +37,16 @@ PromptFile load_prompt_file(const SafetensorsFile& file);
 void save_prompt_file(const std::filesystem::path& path, const ModelCache& cache, const PromptMetadata& metadata,
                       PromptFormat format = PromptFormat::kV2);
 
+/// Which rows fit where a cache's options ask for a type or for codes.
+enum class RowForms {
+  kAsked,
+  kAskedOrDense,  // dense rows also in place of codes, since the caller is still to quantize them
+  kAny,           // nobody asked: the options are a model's own choice
+};
+
 /// The layers of `loaded` as a model uses them whose empty cache is `made`: slots become the RecurrentCaches that are
 /// in their place, and rows stay in the type that they have. Throws std::invalid_argument saying which layer does not
 /// fit: where it is of another kind, keeps other positions, or holds rows of another form than made's options ask for.
-/// takes_dense: dense rows fit where it asks for quantized ones, since the caller is still to quantize them.
-ModelCache fitted(ModelCache loaded, const ModelCache& made, bool takes_dense = false);
+ModelCache fitted(ModelCache loaded, const ModelCache& made, RowForms forms = RowForms::kAsked);
 
 }  // namespace memoir::cache

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "memoir/kernels/kv_write.h"
 #include "memoir/kernels/shape.h"
 
 namespace mx = mlx::core;
@@ -105,7 +106,7 @@ void check_format(const RowFormat& format) {
 }
 
 KvBuffer encoded(const mx::array& rows, const RowFormat& format) {
-  const mx::array cast = format.dtype ? mx::astype(rows, *format.dtype) : rows;
+  const mx::array cast = format.dtype ? kernels::rows_as(rows, *format.dtype) : rows;
   if (!format.quantization) return {cast};
   const auto [bits, group_size] = *format.quantization;
   const std::vector<mx::array> parts = mx::quantize(cast, group_size, bits);

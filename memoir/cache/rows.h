@@ -32,7 +32,7 @@ struct RowFormat {
 /// Throws std::invalid_argument unless the dtype is f32, f16 or bf16, and bits and group size are among the above.
 void check_format(const RowFormat& format);
 
-/// [B, H, T, D] rows in the format. D must be a multiple of the group size.
+/// [B, H, T, D] rows in the format, cast as kernels::rows_as does. D must be a multiple of the group size.
 kernels::KvBuffer encoded(const mlx::core::array& rows, const RowFormat& format);
 
 /// Keys and values as they come from a model.

@@ -127,7 +127,10 @@ void Session::adopt(cache::ModelCache cache, std::vector<TokenId> tokens) {
   cache::CacheOptions in_the_end = options_;
   in_the_end.quantize_from = 0;
   const bool is_still_dense = options_.quantize_from > cache.offset();
-  cache::ModelCache adopted = cache::fitted(std::move(cache), model_.make_cache(in_the_end), is_still_dense);
+  const auto forms = !options_.dtype && !options_.quantization ? cache::RowForms::kAny
+                     : is_still_dense                          ? cache::RowForms::kAskedOrDense
+                                                               : cache::RowForms::kAsked;
+  cache::ModelCache adopted = cache::fitted(std::move(cache), model_.make_cache(in_the_end), forms);
   roll_back_draft();
   if (store_) {
     record_pass();

@@ -80,7 +80,7 @@ mx::array with_rows(const mx::array& buffer, const mx::array& rows, const std::v
 }
 
 KvBuffer composed_write(const KvBuffer& buffer, const mx::array& rows, const std::vector<RowRun>& runs) {
-  const mx::array cast = mx::astype(rows, buffer.dtype());
+  const mx::array cast = rows_as(rows, buffer.dtype());
   if (!buffer.quantization) return {with_rows(buffer.data, cast, runs)};
   const Quantization& q = *buffer.quantization;
   const std::vector<mx::array> parts = mx::quantize(cast, q.group_size, q.bits);
@@ -89,6 +89,13 @@ KvBuffer composed_write(const KvBuffer& buffer, const mx::array& rows, const std
 }
 
 }  // namespace
+
+mx::array rows_as(const mx::array& rows, mx::Dtype dtype) {
+  if (dtype != mx::float16 || rows.dtype() == mx::float16) return mx::astype(rows, dtype);
+  const mx::array largest = mx::astype(mx::array(65504.0F), rows.dtype());
+  const mx::array within = mx::clip(rows, mx::negative(largest), largest);
+  return mx::astype(mx::where(mx::isfinite(rows), within, rows), dtype);
+}
 
 cpu::KvWriteArgs write_args(const KvForm& form, mx::array* arrays) {
   cpu::KvWriteArgs args{};

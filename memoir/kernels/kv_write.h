@@ -19,7 +19,11 @@ struct KvBuffers {
   KvBuffer values;
 };
 
-/// The buffers with T new rows, cast or quantized to their form (as mx::astype and mx::quantize of the cast rows do, to
+/// Rows in the type that keeps them: mx::astype, but finite values beyond float16's largest, 65504, become that. An
+/// infinity would spread to queries that don't see its row (0 * infinity is NaN). rows: any shape, floating. Lazy.
+mlx::core::array rows_as(const mlx::core::array& rows, mlx::core::Dtype dtype);
+
+/// The buffers with T new rows, cast or quantized to their form (as rows_as and mx::quantize of the cast rows do, to
 /// the bit). Lazy. Written in place where these are the last handles on evaluated buffers, so pass them by move; else
 /// the buffers are copied.
 /// keys: [B, Hkv, T, Dk], values: [B, Hkv, T, Dv], floating; token 0 goes to the first row of the first run and so on.

@@ -29,6 +29,13 @@ mx::array scaled(const mx::array& x, float factor) {
 
 }  // namespace
 
+cache::CacheOptions with_row_type(cache::CacheOptions options, const kernels::Weight& weight) {
+  const bool is_quantized = weight.packed && weight.packed->is_quantized();
+  const bool begins_dense = !options.quantization || options.quantize_from > 0;
+  if (is_quantized && begins_dense && !options.dtype) options.dtype = mx::float16;
+  return options;
+}
+
 std::string layer_module(int index) {
   return "model.layers." + std::to_string(index);
 }
@@ -47,8 +54,9 @@ Decoder::Decoder(const ModelConfig& config, DecoderEnds ends, std::vector<kernel
     : Model(config), ends_(std::move(ends)), ropes_(std::move(ropes)), layers_(std::move(layers)) {}
 
 cache::ModelCache Decoder::make_cache(const cache::CacheOptions& options) const {
+  const cache::CacheOptions chosen = with_row_type(options, ends_.embedding);
   std::vector<std::unique_ptr<cache::LayerCache>> caches;
-  for (const auto& layer : layers_) caches.push_back(layer->make_cache(options));
+  for (const auto& layer : layers_) caches.push_back(layer->make_cache(chosen));
   return cache::ModelCache(std::move(caches));
 }
 

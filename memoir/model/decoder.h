@@ -47,6 +47,11 @@ struct DecoderEnds {
   float logit_cap = 0;                  // 0: none; else cap * tanh(logits / cap)
 };
 
+/// With float16 rows where no type is chosen and a weight like the model's is quantized for the CPU. Products with it
+/// round what they multiply to 16 bits (kernels/cpu/fixed_rows.h); rows of 32 would take twice the memory, and a long
+/// context nearly twice the time, for little.
+cache::CacheOptions with_row_type(cache::CacheOptions options, const kernels::Weight& weight);
+
 /// "model.layers.3".
 std::string layer_module(int index);
 

@@ -60,7 +60,8 @@ class Model {
   /// The most tokens a cache may hold.
   int context() const { return config_.max_position; }
 
-  /// An empty cache with a layer for each of the model's.
+  /// An empty cache with a layer for each of the model's. Rows of keys and values whose type is not chosen are float16
+  /// where the model's embeddings are quantized, else as the model computes, on the CPU in float32.
   /// Throws std::invalid_argument for options that a layer of the model can't have.
   virtual cache::ModelCache make_cache(const cache::CacheOptions& options = {}) const = 0;
 

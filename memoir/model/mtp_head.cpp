@@ -20,7 +20,7 @@ namespace memoir::model {
 
 cache::ModelCache MtpHead::make_cache() const {
   std::vector<std::unique_ptr<cache::LayerCache>> layers;
-  layers.push_back(parts_.layer->make_cache({}));
+  layers.push_back(parts_.layer->make_cache(with_row_type({}, parts_.join.weight)));
   return cache::ModelCache(std::move(layers));
 }
 

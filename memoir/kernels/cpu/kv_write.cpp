@@ -20,12 +20,12 @@ void store_elements(Element element, int n, const float* x, std::byte* out) {
   }
   auto* halves = reinterpret_cast<std::uint16_t*>(out);
   for (int i = 0; i < n; ++i) {
-    halves[i] = element == Element::kF16 ? float_to_float16(x[i]) : float_to_bfloat16(x[i]);
+    halves[i] = element == Element::kF16 ? float_to_finite_float16(x[i]) : float_to_bfloat16(x[i]);
   }
 }
 
 float rounded(Element element, float x) {
-  if (element == Element::kF16) return float16_to_float(float_to_float16(x));
+  if (element == Element::kF16) return float16_to_float(float_to_finite_float16(x));
   if (element == Element::kBF16) return bfloat16_to_float(float_to_bfloat16(x));
   return x;
 }
