@@ -22,6 +22,7 @@ Needs what benches/compare_peers.py needs.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -128,13 +129,14 @@ def quantized(source, folder, bits, args):
     (source / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": vocabulary}))
     (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     options = {"quantize": True, "q_bits": bits, "q_group_size": GROUP, "dtype": args.dtype}
-    try:
-        convert(str(source), str(folder), **options)
-    except ValueError as error:
-        if "divisible by the quantization group" not in str(error):
-            raise
-        # mlx-lm wants some routers in groups of 64, for which the tiny models are too narrow
-        convert(str(source), str(folder), quant_predicate=lambda path, module: True, **options)
+    with contextlib.redirect_stdout(sys.stderr):  # it tells what it does
+        try:
+            convert(str(source), str(folder), **options)
+        except ValueError as error:
+            if "divisible by the quantization group" not in str(error):
+                raise
+            # mlx-lm wants some routers in groups of 64, for which the tiny models are too narrow
+            convert(str(source), str(folder), quant_predicate=lambda path, module: True, **options)
     for path in folder.glob("tokenizer*"):
         path.unlink()
 
