@@ -6,7 +6,10 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -60,9 +63,11 @@ class GgufBuilder {
   std::optional<std::uint64_t> n_metadata;  // instead of the true counts
   std::optional<std::uint64_t> n_tensors;
   std::size_t data_bytes = 0;
+  std::set<std::string, std::less<>> left_out;  // keys of entries that are not written
 
   /// An entry whose value is what `write` puts after the type number.
   GgufBuilder& entry(std::string_view key, std::uint32_t type, auto write) {
+    if (left_out.contains(key)) return *this;
     metadata_.string(key).u32(type);
     write(metadata_);
     ++n_entries_;

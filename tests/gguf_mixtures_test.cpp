@@ -5,14 +5,20 @@
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <initializer_list>
 #include <map>
 #include <numbers>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memoir/base/error.h"
 #include "tests/gguf_twin.h"
+#include "tests/golden.h"
 
 namespace mx = mlx::core;
 
@@ -332,6 +338,239 @@ INSTANTIATE_TEST_SUITE_P(Architectures, GgufMixture, testing::ValuesIn(twins()),
 
 TEST_P(GgufMixture, GivesTheBitsOfTheDirectoryWithTheSameValues) {
   test::expect_same_logits(GetParam());
+}
+
+// ---- Matrices that stay quantized ----
+
+// Tensors drawn anew in other shapes, by the ends of their names; norms stay near 1.
+void redraw(Tensors& tensors, const std::map<std::string, mx::Shape>& shapes) {
+  std::uint64_t seed = 0;
+  for (auto& [name, tensor] : tensors) {
+    for (const auto& [ending, shape] : shapes) {
+      if (!name.ends_with(ending)) continue;
+      const bool is_norm = shape.size() == 1;
+      const mx::array drawn = mx::random::normal(shape, mx::float32, mx::random::key(++seed));
+      const float size = is_norm ? 0.1F : 1 / std::sqrt(static_cast<float>(shape.back()));
+      tensor = mx::add(mx::multiply(drawn, mx::array(size)), mx::array(is_norm ? 1.0F : 0.0F));
+      break;
+    }
+  }
+}
+
+// The golden with ranks and widths of whole blocks.
+void widen_deepseek(json& config, Tensors& tensors) {
+  config.update({{"q_lora_rank", 32}, {"kv_lora_rank", 32}, {"qk_nope_head_dim", 32}, {"qk_head_dim", 40}});
+  config.update({{"moe_intermediate_size", 32}, {"intermediate_size", 64}});
+  std::map<std::string, mx::Shape> shapes = {
+      {"q_a_proj.weight", {32, 32}},    {"q_a_layernorm.weight", {32}},     {"q_b_proj.weight", {4 * 40, 32}},
+      {"kv_a_layernorm.weight", {32}},  {"kv_b_proj.weight", {4 * 48, 32}}, {"mlp.gate_proj.weight", {64, 32}},
+      {"mlp.up_proj.weight", {64, 32}}, {"mlp.down_proj.weight", {32, 64}}, {"kv_a_proj_with_mqa.weight", {40, 32}}};
+  for (const char* part : {"gate", "up", "down"}) {
+    const std::string ending = std::string(part) + "_proj.weight";
+    shapes.emplace("shared_experts." + ending, mx::Shape{32, 32});
+    for (int e = 0; e < config["n_routed_experts"]; ++e) {
+      shapes.emplace("experts." + std::to_string(e) + "." + ending, mx::Shape{32, 32});
+    }
+  }
+  redraw(tensors, shapes);
+}
+
+void widen_llama4(json& config, Tensors& tensors) {
+  llama4_as_in_llama_cpp(config, tensors);
+  config.update({{"intermediate_size", 32}, {"intermediate_size_mlp", 64}});
+  redraw(tensors, {{"experts.gate_up_proj", {4, 32, 64}},
+                   {"experts.down_proj", {4, 32, 32}},
+                   {"shared_expert.gate_proj.weight", {32, 32}},
+                   {"shared_expert.up_proj.weight", {32, 32}},
+                   {"shared_expert.down_proj.weight", {32, 32}},
+                   {"feed_forward.gate_proj.weight", {64, 32}},
+                   {"feed_forward.up_proj.weight", {64, 32}},
+                   {"feed_forward.down_proj.weight", {32, 64}}});
+}
+
+void widen_gemma4(json& config, Tensors& tensors) {
+  config["hidden_size_per_layer_input"] = 32;
+  const int n_layers = config["num_hidden_layers"];
+  redraw(tensors, {{"embed_tokens_per_layer.weight", {config["vocab_size"].get<int>(), n_layers * 32}},
+                   {"per_layer_model_projection.weight", {n_layers * 32, 32}},
+                   {"per_layer_projection_norm.weight", {32}},
+                   {"per_layer_input_gate.weight", {32, 32}},
+                   {"per_layer_projection.weight", {32, 32}}});
+}
+
+void widen_gemma4_experts(json& config, Tensors& tensors) {
+  config["moe_intermediate_size"] = 32;
+  redraw(tensors, {{"experts.gate_up_proj", {4, 64, 32}}, {"experts.down_proj", {4, 32, 32}}});
+}
+
+// What all have.
+std::set<std::string> in_block(int index, std::initializer_list<const char*> names) {
+  std::set<std::string> all = {"token_embd.weight"};
+  for (const char* name : names) all.insert("blk." + std::to_string(index) + "." + name + ".weight");
+  return all;
+}
+
+std::vector<Twin> quantized_twins() {
+  const auto none_chosen_anew = [](json& config, Tensors& tensors) {
+    without_groups(config, tensors);
+    widen_deepseek(config, tensors);
+  };
+  const auto queries_directly = [](json& config, Tensors& tensors) {
+    widen_deepseek(config, tensors);
+    without_query_rank(config, tensors);
+  };
+  const std::vector<std::pair<Twin, std::set<std::string>>> models = {
+      {{"deepseek_v3", "deepseek2", kDeepseekNames, none_chosen_anew, keys_of_whole_files, take_whole, false, true,
+        "whole"},
+       in_block(3, {"attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b", "attn_output", "ffn_gate_exps", "ffn_up_exps",
+                    "ffn_down_exps", "ffn_down_shexp"})},
+      {{"deepseek_v3", "deepseek2", kDeepseekNames, widen_deepseek, keys_of_split_files, take_split, false, true,
+        "split"},
+       in_block(3, {"attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_k_b", "attn_v_b", "attn_output", "ffn_gate_up_exps",
+                    "ffn_down_exps", "ffn_gate_shexp"})},
+      {{"deepseek_v3", "deepseek2", kDeepseekNames, queries_directly, keys_of_split_files, take_split, false, true,
+        "without_query_rank"},
+       in_block(1, {"attn_q", "ffn_gate", "ffn_up", "ffn_down"})},
+      {{"llama4", "llama4", kLlama4Names, widen_llama4, llama4_keys, take_llama4, false, true, "scout"},
+       in_block(3, {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
+                    "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"})},
+      {{"gemma4", "gemma4", kGemma4Names, widen_gemma4, gemma4_keys, take_gemma4, false, true, "text"},
+       in_block(3,
+                {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "inp_gate", "proj"})},
+      {{"gemma4_moe", "gemma4", kGemma4Names, widen_gemma4_experts, gemma4_keys, take_gemma4, false, true, "text"},
+       in_block(5, {"attn_q", "attn_k", "attn_output", "ffn_gate_up_exps", "ffn_down_exps", "ffn_gate"})},
+  };
+  std::vector<Twin> all;
+  for (const std::uint32_t type : {test::kTypeQ8_0, test::kTypeQ4_0}) {
+    for (const auto& [model, coded] : models) {
+      all.push_back(model);
+      all.back().codes = test::Codes{type};
+      all.back().coded = coded;
+      all.back().label += type == test::kTypeQ8_0 ? "_Q8_0" : "_Q4_0";
+    }
+  }
+  return all;
+}
+
+class QuantizedGgufMixture : public testing::TestWithParam<Twin> {};
+INSTANTIATE_TEST_SUITE_P(Architectures, QuantizedGgufMixture, testing::ValuesIn(quantized_twins()),
+                         [](const auto& twin) { return twin.param.golden + "_" + twin.param.label; });
+
+// The directory has the values of the codes in float32; codes are multiplied with activations of 16 bits.
+TEST_P(QuantizedGgufMixture, GivesTheLogitsOfTheDirectoryWithTheSameValues) {
+  const test::TemporaryFolder folder;
+  const test::fs::path directory = test::make_twin(folder, GetParam());
+  const mx::array expected = test::logits_of(*model::load_model(directory).model);
+  const mx::array logits = test::logits_of(*test::load_gguf(directory / "model.gguf"));
+  const auto largest = [](const mx::array& a) { return mx::max(mx::abs(a)).item<float>(); };
+  EXPECT_GT(largest(expected), 0.5F);
+  EXPECT_LT(largest(mx::subtract(logits, expected)), 2e-3F * largest(expected));
+}
+
+// ---- What is refused ----
+
+struct Refusal {
+  std::string message;                         // a part of it
+  std::set<std::string> without = {};          // keys or tensors of the right file
+  std::map<std::string, unsigned> other = {};  // keys with another value
+  std::function<void(GgufWriter&)> add = {};
+};
+
+// Of gemma4_text, instead of its own.
+std::function<void(GgufWriter&)> factors(int n, float value) {
+  return [=](GgufWriter& file) { file.floats("rope_freqs.weight", mx::full({n}, value)); };
+}
+
+void expect_refused(const std::string& name, const std::vector<Refusal>& refusals) {
+  const std::vector<Twin> all = twins();
+  const auto right = std::ranges::find(all, name, [](const Twin& twin) { return twin.golden + "_" + twin.label; });
+  ASSERT_NE(right, all.end());
+  for (const Refusal& refusal : refusals) {
+    GgufWriter file;
+    file.left_out = refusal.without;
+    file.keys.left_out.insert(refusal.without.begin(), refusal.without.end());
+    for (const auto& [key, value] : refusal.other) file.keys.left_out.insert(key);
+    Twin twin = *right;
+    twin.take = [&](const json& config, Tensors& tensors, GgufWriter& taker) {
+      right->take(config, tensors, taker);
+      taker.keys.left_out.clear();
+      for (const auto& [key, value] : refusal.other) taker.keys.integer(key, value);
+      if (!refusal.add) return;
+      const std::set<std::string> left_out = std::exchange(taker.left_out, {});
+      refusal.add(taker);
+      taker.left_out = left_out;
+    };
+    const test::TemporaryFolder folder;
+    const test::fs::path path = test::make_twin(folder, twin, file) / "model.gguf";
+    try {
+      test::load_gguf(path);
+      ADD_FAILURE() << "no error: " << refusal.message;
+    } catch (const InputError& error) {
+      EXPECT_MENTIONS(std::string(error.what()), refusal.message);
+      EXPECT_MENTIONS(std::string(error.what()), path.string());
+    }
+  }
+}
+
+TEST(GgufMixtureRefusals, DeepseekNamesWhatItLacks) {
+  const std::string arch = "deepseek2.";
+  expect_refused("deepseek_v3_split",
+                 {{"deepseek2.expert_gating_func: is not 2", {arch + "expert_gating_func"}},
+                  {"deepseek2.expert_gating_func: is not 2", {}, {{arch + "expert_gating_func", 1}}},  // a softmax
+                  {"deepseek2.attention.temperature_scale: is there", {}, {{arch + "attention.temperature_scale", 1}}},
+                  {"kv_lora_rank: is missing", {arch + "attention.kv_lora_rank"}},
+                  {"key_length: is missing", {arch + "attention.key_length", arch + "attention.key_length_mla"}},
+                  {"n_routed_experts: is missing", {arch + "expert_count"}},
+                  {"num_experts_per_tok: is missing", {arch + "expert_used_count"}},
+                  {"moe_intermediate_size: is missing", {arch + "expert_feed_forward_length"}},
+                  {"blk.2.ffn_gate_inp.weight: has shape (8,32), expected (12,32)", {}, {{arch + "expert_count", 12}}},
+                  {"n_group: is 3", {}, {{arch + "expert_group_count", 3}}},
+                  {"layers.2.self_attn.unembed_out", {"blk.2.attn_v_b.weight"}},
+                  {"layers.3.mlp.switch_mlp.down_proj", {"blk.3.ffn_down_exps.weight"}}});
+  expect_refused("deepseek_v3_whole", {{"layers.1.self_attn.kv_b_proj", {"blk.1.attn_kv_b.weight"}}});
+}
+
+TEST(GgufMixtureRefusals, Llama4NamesWhatItLacks) {
+  const std::string arch = "llama4.";
+  expect_refused("llama4_scout",
+                 {{"llama4.attention.sliding_window: is there", {}, {{arch + "attention.sliding_window", 8192}}},
+                  {"llama4.expert_feed_forward_length: is missing", {arch + "expert_feed_forward_length"}},
+                  {"llama4.feed_forward_length: is missing", {arch + "feed_forward_length"}},
+                  {"num_experts: is missing", {arch + "expert_count"}},
+                  {"num_experts_per_tok: is missing", {arch + "expert_used_count"}},
+                  {"num_experts_per_tok: is 5", {}, {{arch + "expert_used_count", 5}}},  // of four
+                  {"interleave_moe_layer_step: is missing", {arch + "interleave_moe_layer_step"}},
+                  {"blk.1.ffn_gate_inp.weight: has shape (4,32), expected (5,32)", {}, {{arch + "expert_count", 5}}},
+                  {"layers.3.feed_forward.experts.gate_up_proj: missing", {"blk.3.ffn_gate_exps.weight"}},
+                  {"layers.5.feed_forward.shared_expert.up_proj", {"blk.5.ffn_up_shexp.weight"}}});
+}
+
+TEST(GgufMixtureRefusals, Gemma4NamesWhatItLacks) {
+  const std::string arch = "gemma4.";
+  const std::string ropes = "rope_freqs.weight";
+  const auto uneven = [&](GgufWriter& file) {
+    file.keys.integers(arch + "feed_forward_length", {32, 32, 64, 32, 64, 64});
+  };
+  expect_refused("gemma4_text",
+                 {{"rope_freqs.weight: missing", {ropes}},
+                  {"rope_freqs.weight: holds other numbers", {ropes}, {}, factors(16, 2)},
+                  {"rope_freqs.weight: is not of type F32 with 16 numbers", {ropes}, {}, factors(8, 1)},
+                  {"gemma4.rope.scaling.type: is \"linear\"", {}, {{arch + "rope.scaling.factor", 4}}},
+                  {"gemma4.rope.dimension_count_swa: is not all", {}, {{arch + "rope.dimension_count_swa", 8}}},
+                  {"gemma4.attention.key_length_swa: is missing", {arch + "attention.key_length_swa"}},
+                  {"gemma4.attention.key_length: is missing", {arch + "attention.key_length"}},
+                  {"gemma4.feed_forward_length: is missing", {arch + "feed_forward_length"}},
+                  {"gemma4.feed_forward_length: differs in other layers", {arch + "feed_forward_length"}, {}, uneven},
+                  {"num_kv_shared_layers: is 6",
+                   {},
+                   {{arch + "attention.shared_kv_layers", 6}, {arch + "feed_forward_length", 32}}},
+                  {"layers.4.per_layer_input_gate", {"blk.4.inp_gate.weight"}}});
+  expect_refused("gemma4_moe_text",
+                 {{"num_experts: is missing", {arch + "expert_count"}},
+                  {"top_k_experts: is missing", {arch + "expert_used_count"}},
+                  {"moe_intermediate_size: is missing", {arch + "expert_feed_forward_length"}},
+                  {"layers.2.router.per_expert_scale: missing", {"blk.2.ffn_down_exps.scale"}},
+                  {"blk.0.ffn_down_exps.scale: has shape (4), expected (8)", {}, {{arch + "expert_count", 8}}}});
 }
 
 }  // namespace

@@ -10,9 +10,12 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "memoir/base/half.h"
 #include "memoir/engine/session.h"
 #include "memoir/model/load.h"
 #include "memoir/model/model.h"
@@ -25,21 +28,66 @@ namespace mx = mlx::core;
 using nlohmann::json;
 
 inline constexpr std::uint32_t kTypeF32 = 0;
+inline constexpr std::uint32_t kTypeQ4_0 = 2;
+inline constexpr std::uint32_t kTypeQ8_0 = 8;
 inline constexpr std::uint32_t kTypeMxfp4 = 39;
+inline constexpr int kCodedGroup = 32;
+
+/// A block type with one scale for all blocks, a power of two, so that a tensor's values stay what they are however its
+/// rows and columns are cut, joined or turned.
+struct Codes {
+  std::uint32_t type = kTypeQ8_0;
+
+  float scale() const { return type == kTypeQ8_0 ? 0x1p-7F : 0x1p-4F; }
+  int largest() const { return type == kTypeQ8_0 ? 127 : 7; }
+
+  /// The nearest values that have codes.
+  mx::array rounded(const mx::array& a) const {
+    const mx::array codes = mx::round(mx::divide(a, mx::array(scale())));
+    return mx::multiply(mx::clip(codes, mx::array(-largest()), mx::array(largest())), mx::array(scale()));
+  }
+
+  /// Blocks as in ggml-common.h: a float16 scale; Q8_0's codes one by one, Q4_0's plus 8 with value j + 16 above value
+  /// j.
+  std::vector<std::byte> blocks(const mx::array& a) const {
+    mx::array codes = mx::contiguous(mx::astype(mx::divide(a, mx::array(scale())), mx::int32));
+    mx::eval(codes);
+    const std::uint16_t half = float_to_float16(scale());
+    std::vector<std::byte> bytes;
+    for (std::size_t begin = 0; begin < codes.size(); begin += kCodedGroup) {
+      const int* group = codes.data<int>() + begin;
+      bytes.push_back(static_cast<std::byte>(half & 0xFFU));
+      bytes.push_back(static_cast<std::byte>(half >> 8U));
+      for (int j = 0; j < kCodedGroup / (type == kTypeQ8_0 ? 1 : 2); ++j) {
+        bytes.push_back(static_cast<std::byte>(type == kTypeQ8_0 ? group[j] : group[j] + 8 + 16 * (group[j + 16] + 8)));
+      }
+    }
+    return bytes;
+  }
+};
 
 /// A GGUF file that is written tensor by tensor.
 class GgufWriter {
  public:
   GgufBuilder keys;
+  std::optional<Codes> codes;           // for matrices whose rows are whole blocks, but for routers
+  std::set<std::string> coded;          // that were written so
+  std::set<std::string> left_out = {};  // tensors that are not written
 
   void floats(const std::string& name, mx::array a) {
     a = mx::contiguous(mx::astype(a, mx::float32));
     mx::eval(a);
+    const bool is_matrix = name.ends_with(".weight") && a.ndim() > 1 && a.shape(-1) % kCodedGroup == 0;
+    if (codes && is_matrix && !name.ends_with("ffn_gate_inp.weight")) {
+      coded.insert(name);
+      return blocks(name, a.shape(), codes->blocks(a), codes->type);
+    }
     add(name, a.shape(), kTypeF32, a.data<std::byte>(), a.nbytes());
   }
 
-  void blocks(const std::string& name, const mx::Shape& shape, const std::vector<std::byte>& bytes) {
-    add(name, shape, kTypeMxfp4, bytes.data(), bytes.size());
+  void blocks(const std::string& name, const mx::Shape& shape, const std::vector<std::byte>& bytes,
+              std::uint32_t type = kTypeMxfp4) {
+    add(name, shape, type, bytes.data(), bytes.size());
   }
 
   void write(const fs::path& path) {
@@ -51,6 +99,7 @@ class GgufWriter {
 
  private:
   void add(const std::string& name, const mx::Shape& shape, std::uint32_t type, const std::byte* bytes, std::size_t n) {
+    if (left_out.contains(name)) return;
     keys.tensor(name, {shape.rbegin(), shape.rend()}, type, data_.size());
     data_.insert(data_.end(), bytes, bytes + n);
     data_.resize((data_.size() + 31) / 32 * 32);
@@ -79,6 +128,8 @@ struct Twin {
   bool writes_own_sizes = false;                                      // add_keys writes all of a layer's sizes
   std::string label = {};                                             // where a golden has several
   int n_more_blocks = 0;                                              // behind the model's layers
+  std::optional<Codes> codes = {};                                    // of the file's matrices
+  std::set<std::string> coded = {};                                   // tensors that must be of these
 };
 
 // Their number of key heads is written layer by layer.
@@ -144,14 +195,21 @@ inline std::unique_ptr<model::Model> load_gguf(const fs::path& path) {
   return model::make_model(config, *model::open_gguf_weights(std::move(file), config));
 }
 
+inline bool is_router(const std::string& name) {
+  return name.ends_with("router.weight") || name.ends_with("router.proj.weight") || name.ends_with("mlp.gate.weight");
+}
+
 // The twin directory, and beside it the file.
-inline fs::path make_twin(const TemporaryFolder& folder, const Twin& twin) {
+inline fs::path make_twin(const TemporaryFolder& folder, const Twin& twin, GgufWriter file = {}) {
   const fs::path directory =
       copied_model(folder, twin.golden, twin.golden == "mamba2" ? "config.alt.json" : "config.json");
-  GgufWriter file;
+  file.codes = twin.codes;
   edit_tensors(directory, [&](Tensors& tensors) {
     edit_config(directory, [&](json& config) {
       if (twin.change) twin.change(config, tensors);
+      for (auto& [name, tensor] : tensors) {
+        if (twin.codes && tensor.ndim() > 1 && !is_router(name)) tensor = twin.codes->rounded(tensor);
+      }
       add_keys_of_all(config, twin, file.keys);
       if (twin.add_keys) twin.add_keys(config, file.keys);
       Tensors rest = tensors;
@@ -159,6 +217,7 @@ inline fs::path make_twin(const TemporaryFolder& folder, const Twin& twin) {
       for (const auto& [name, tensor] : rest) file.floats(gguf_name(name, twin), tensor);
     });
   });
+  for (const std::string& name : twin.coded) EXPECT_TRUE(file.coded.contains(name)) << name;
   file.write(directory / "model.gguf");
   return directory;
 }

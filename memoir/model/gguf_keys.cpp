@@ -20,6 +20,12 @@ void copy_key(const json& raw, const char* gguf_key, const char* key, json& keys
   if (raw.contains(gguf_key)) keys[key] = raw[gguf_key];
 }
 
+// The same for one that every such file has: without it no default stands in.
+void take_key(const json& raw, const char* gguf_key, const char* key, json& keys) {
+  keys.erase(key);
+  copy_key(raw, gguf_key, key, keys);
+}
+
 // layer_types: those that attention.sliding_window_pattern names, else all but every period-th.
 void add_layer_types(const ModelConfig& config, int period, json& keys) {
   const json pattern = config.raw.value("attention.sliding_window_pattern", json());
@@ -44,16 +50,16 @@ void add_gemma3(const ModelConfig& config, json& keys) {
 }
 
 void add_gpt_oss(const ModelConfig& config, json& keys) {
-  copy_key(config.raw, "expert_count", "num_local_experts", keys);
-  copy_key(config.raw, "expert_used_count", "num_experts_per_tok", keys);
+  take_key(config.raw, "expert_count", "num_local_experts", keys);
+  take_key(config.raw, "expert_used_count", "num_experts_per_tok", keys);
   add_layer_types(config, 2, keys);
 }
 
 // In llama.cpp all layers have experts, and the weights of those chosen sum to 1.
 void add_qwen3_moe(const ModelConfig& config, json& keys) {
-  copy_key(config.raw, "expert_count", "num_experts", keys);
-  copy_key(config.raw, "expert_used_count", "num_experts_per_tok", keys);
-  copy_key(config.raw, "expert_feed_forward_length", "moe_intermediate_size", keys);
+  take_key(config.raw, "expert_count", "num_experts", keys);
+  take_key(config.raw, "expert_used_count", "num_experts_per_tok", keys);
+  take_key(config.raw, "expert_feed_forward_length", "moe_intermediate_size", keys);
   keys["norm_topk_prob"] = true;
 }
 
@@ -88,8 +94,7 @@ void add_mixer(const ModelConfig& config, const MixerKeys& names, json& keys) {
   for (const auto& [gguf_key, key] :
        {std::pair("ssm.time_step_rank", names.n_heads), std::pair("ssm.group_count", names.n_groups),
         std::pair("ssm.state_size", names.state), std::pair("ssm.conv_kernel", names.width)}) {
-    keys.erase(key);  // the default, for a size that the file must give
-    copy_key(config.raw, gguf_key, key, keys);
+    take_key(config.raw, gguf_key, key, keys);
   }
   const auto inner = integer(config.raw, "ssm.inner_size");
   const auto n_heads = integer(config.raw, "ssm.time_step_rank");
@@ -115,8 +120,7 @@ void add_mamba2(const ModelConfig& config, const GgufFile& file, json& keys) {
 // The converter has put the multipliers into the weights.
 void add_falcon_h1(const ModelConfig& config, const GgufFile& file, json& keys) {
   add_mixer(config, kMambaKeys, keys);
-  keys.erase("mamba_d_ssm");
-  copy_key(config.raw, "ssm.inner_size", "mamba_d_ssm", keys);
+  take_key(config.raw, "ssm.inner_size", "mamba_d_ssm", keys);
   keys["mamba_proj_bias"] = has_tensor_like(file, ".ssm_in.bias");
   keys["projectors_bias"] = has_tensor_like(file, ".ssm_out.bias");
   keys["mamba_conv_bias"] = has_tensor_like(file, ".ssm_conv1d.bias");
@@ -180,9 +184,9 @@ void add_qwen3_next(const ModelConfig& config, json& keys) {
   }
   keys[std::string(kTiledValueHeads)] = config.model_type != "qwen3_next";
   if (config.model_type == "qwen3_5_text") return;
-  copy_key(config.raw, "expert_count", "num_experts", keys);
-  copy_key(config.raw, "expert_used_count", "num_experts_per_tok", keys);
-  copy_key(config.raw, "expert_feed_forward_length", "moe_intermediate_size", keys);
+  take_key(config.raw, "expert_count", "num_experts", keys);
+  take_key(config.raw, "expert_used_count", "num_experts_per_tok", keys);
+  take_key(config.raw, "expert_feed_forward_length", "moe_intermediate_size", keys);
   copy_key(config.raw, "expert_shared_feed_forward_length", "shared_expert_intermediate_size", keys);
   keys["norm_topk_prob"] = true;
 }
@@ -209,12 +213,15 @@ void add_deepseek(const ModelConfig& config, json& keys) {
                {"routed_scaling_factor", 1.0},
                {"num_nextn_predict_layers", 0}});
   for (const auto& [gguf_key, key] :
-       {std::pair("attention.q_lora_rank", "q_lora_rank"), std::pair("attention.kv_lora_rank", "kv_lora_rank"),
-        std::pair("rope.dimension_count", "qk_rope_head_dim"), std::pair("attention.value_length", "v_head_dim"),
-        std::pair("attention.value_length_mla", "v_head_dim"), std::pair("expert_count", "n_routed_experts"),
-        std::pair("expert_used_count", "num_experts_per_tok"), std::pair("expert_group_count", "n_group"),
-        std::pair("expert_group_used_count", "topk_group"), std::pair("expert_shared_count", "n_shared_experts"),
-        std::pair("expert_feed_forward_length", "moe_intermediate_size"),
+       {std::pair("attention.kv_lora_rank", "kv_lora_rank"), std::pair("rope.dimension_count", "qk_rope_head_dim"),
+        std::pair("attention.value_length", "v_head_dim"), std::pair("expert_count", "n_routed_experts"),
+        std::pair("expert_used_count", "num_experts_per_tok"), std::pair("expert_shared_count", "n_shared_experts"),
+        std::pair("expert_feed_forward_length", "moe_intermediate_size")}) {
+    take_key(config.raw, gguf_key, key, keys);
+  }
+  for (const auto& [gguf_key, key] :
+       {std::pair("attention.q_lora_rank", "q_lora_rank"), std::pair("attention.value_length_mla", "v_head_dim"),
+        std::pair("expert_group_count", "n_group"), std::pair("expert_group_used_count", "topk_group"),
         std::pair("expert_weights_scale", "routed_scaling_factor"), std::pair("expert_weights_norm", "norm_topk_prob"),
         std::pair("leading_dense_block_count", "first_k_dense_replace")}) {
     copy_key(config.raw, gguf_key, key, keys);
@@ -227,9 +234,9 @@ void add_deepseek(const ModelConfig& config, json& keys) {
 void add_llama4(const ModelConfig& config, json& keys) {
   constexpr int kExpertsWithoutNorms = 128;
   copy_key(config.raw, "feed_forward_length", "intermediate_size_mlp", keys);
-  copy_key(config.raw, "interleave_moe_layer_step", "interleave_moe_layer_step", keys);
-  copy_key(config.raw, "expert_count", "num_local_experts", keys);
-  copy_key(config.raw, "expert_used_count", "num_experts_per_tok", keys);
+  take_key(config.raw, "interleave_moe_layer_step", "interleave_moe_layer_step", keys);
+  take_key(config.raw, "expert_count", "num_local_experts", keys);
+  take_key(config.raw, "expert_used_count", "num_experts_per_tok", keys);
   keys["use_qk_norm"] = config.raw.value("expert_count", json()) != kExpertsWithoutNorms;
   if (config.raw.contains("attention.sliding_window")) {
     refuse(config, "llama4.attention.sliding_window", "is there: only models with chunks can be run");
@@ -278,10 +285,12 @@ void add_gemma4(const ModelConfig& config, const GgufFile& file, json& keys) {
   copy_key(config.raw, "embedding_length_per_layer_input", "hidden_size_per_layer_input", keys);
   keys["vocab_size_per_layer_input"] = config.vocab_size;
   copy_key(config.raw, "final_logit_softcapping", "final_logit_softcapping", keys);
-  keys["enable_moe_block"] = has_tensor_like(file, ".ffn_gate_inp.weight");
-  copy_key(config.raw, "expert_count", "num_experts", keys);
-  copy_key(config.raw, "expert_used_count", "top_k_experts", keys);
-  copy_key(config.raw, "expert_feed_forward_length", "moe_intermediate_size", keys);
+  const bool has_experts = has_tensor_like(file, ".ffn_gate_inp.weight");
+  keys["enable_moe_block"] = has_experts;
+  if (!has_experts) return;
+  take_key(config.raw, "expert_count", "num_experts", keys);
+  take_key(config.raw, "expert_used_count", "top_k_experts", keys);
+  take_key(config.raw, "expert_feed_forward_length", "moe_intermediate_size", keys);
 }
 
 }  // namespace
