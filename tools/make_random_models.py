@@ -5,7 +5,7 @@
                                 [--kinds window,delta,mamba,moe] [--types F16,Q8_0,Q4_0] [--seed 1]
 
     window  OLMo 3: three layers in four see 512 tokens
-    delta   Qwen3.5: gated delta rule in three layers of four
+    delta   Qwen3.5: gated delta rule in three layers of four; delta-alone: in all
     mamba   Mamba 2, the sizes of the published one of 130 million
     moe     Qwen3-MoE: 16 experts, 4 for each token
 
@@ -89,13 +89,13 @@ def window_model(draw):
         "attention_bias": False,
         "rms_norm_eps": 1e-6,
         "rope_theta": 500000.0,
-        "max_position_embeddings": 8192,
+        "max_position_embeddings": 32768,
         "tie_word_embeddings": False,
     }
 
 
-def delta_model(draw):
-    hidden, inner, layers, interval = 640, 1792, 16, 4
+def delta_model(draw, interval=4):
+    hidden, inner, layers = 640, 1792, 16
     heads, kv_heads, size = 8, 2, 128
     key_heads, value_heads, delta_size, width = 4, 8, 128, 4
     keys, values = key_heads * delta_size, value_heads * delta_size
@@ -149,7 +149,7 @@ def delta_model(draw):
             "mrope_section": [6, 5, 5],
             "mrope_interleaved": True,
         },
-        "max_position_embeddings": 8192,
+        "max_position_embeddings": 32768,
         "tie_word_embeddings": True,
         "vocab_size": N_VOCAB,
     }
@@ -242,13 +242,17 @@ def moe_model(draw):
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
         "rope_scaling": None,
-        "max_position_embeddings": 8192,
+        "max_position_embeddings": 32768,
         "use_sliding_window": False,
         "tie_word_embeddings": True,
     }
 
 
-MODELS = {"window": window_model, "delta": delta_model, "mamba": mamba_model, "moe": moe_model}
+def delta_alone_model(draw):
+    return delta_model(draw, interval=1000)  # none of the layers has attention
+
+
+MODELS = {"window": window_model, "delta": delta_model, "mamba": mamba_model, "moe": moe_model, "delta-alone": delta_alone_model}
 
 
 def tokenizer_of(path):
@@ -310,7 +314,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def convert(args, source, target):
     command = [args.converter_python, "-c", CONVERT, Path(args.converter).resolve(), source]
     command += ["--outtype", "f16", "--outfile", target]
-    if source.name == "delta":
+    if source.name.startswith("delta"):
         command.append("--no-mtp")  # there is no head for further tokens
     subprocess.run([str(word) for word in command], check=True)
 
@@ -330,7 +334,7 @@ def main():
     parser.add_argument("folder", metavar="DIR", type=Path)
     parser.add_argument("--converter", help="llama.cpp's convert_hf_to_gguf.py; without: no GGUF files")
     parser.add_argument("--converter-python", default=sys.executable)
-    parser.add_argument("--kinds", default=list(MODELS), type=words)
+    parser.add_argument("--kinds", default=["window", "delta", "mamba", "moe"], type=words)
     parser.add_argument("--types", default=["F16", "Q8_0", "Q4_0"], type=words)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokenizer", default=str(ROOT / "models" / "smollm2.gguf"), help="a GGUF file")
