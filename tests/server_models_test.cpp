@@ -213,7 +213,7 @@ TEST_F(SeveralModels, BytesBoundWhatIsLoaded) {
 
 TEST_F(SeveralModels, AModelInUseStaysAndOthersGet503WithRetryAfter) {
   control_.engine.prefill_delay = std::chrono::hours(1);
-  serve({.keep_alive = milliseconds(0), .max_loaded = 1, .load_wait = milliseconds(150)});
+  serve({.keep_alive = milliseconds(0), .max_loaded = 1, .load_wait = std::chrono::seconds(2)});
   RawClient client(port_);
   Json body = chat();
   body["model"] = "a";
@@ -310,16 +310,21 @@ TEST_F(SeveralModels, OneThatCannotBeLoadedIsTriedAnew) {
 TEST_F(SeveralModels, AClientThatGoesAwayLeavesTheQueue) {
   std::promise<void> may_load;
   const std::shared_future<void> loads = may_load.get_future().share();
-  control_.before_load = [&](const std::string&) { loads.wait(); };
+  std::atomic<bool> is_loading = false;
+  control_.before_load = [&](const std::string&) {
+    is_loading = true;
+    loads.wait();
+  };
   serve();
   Json body = chat();
   for (const char* model : {"a", "b"}) {
     RawClient client(port_);
     body["model"] = model;
     client.send_request("POST", "/v1/chat/completions", body.dump(), "");
-    std::this_thread::sleep_for(milliseconds(50));
+    ASSERT_TRUE(eventually([&] { return is_loading.load(); }));
   }
-  std::this_thread::sleep_for(milliseconds(300));  // both have gone, and this was noticed
+  const std::string both_gone = R"({route="/v1/chat/completions",status="499"} 2)";
+  ASSERT_TRUE(eventually([&] { return get("/metrics").body.find(both_gone) != std::string::npos; }));
   may_load.set_value();
   EXPECT_EQ(ask("c").status, 200);
   EXPECT_EQ(control_.loads, (Names{"a", "c"}));  // a was being loaded, b was not any more

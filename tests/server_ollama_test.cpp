@@ -220,6 +220,13 @@ TEST_F(Ollama, WrongAndUnsupportedFieldsAreNamed) {
   }
   expect_bad(path, generate(), Json{{"prompt", ""}, {"keep_alive", 0}}, "keep_alive");
   expect_bad(path, generate(), Json{{"think", true}}, "think");
+  // Also where nothing is asked but to load the model.
+  for (const char* const field : {"raw", "system", "think"}) {
+    expect_bad(path, generate(), Json{{"prompt", ""}, {field, Json::object()}}, field);
+  }
+  const Json nameless = {{{"function", {{"description", "x"}}}}};
+  expect_bad("/api/chat", chat(), Json{{"messages", Json::array()}, {"tools", nameless}}, "tools[0].function.name");
+  expect_bad("/api/chat", chat(), Json{{"messages", Json::array()}, {"think", "high"}}, "think");
   expect_bad("/api/chat", chat(), Json{{"messages", 1}}, "messages");
   expect_bad("/api/chat", chat(),
              Json{{"messages", Json::array({{{"role", "user"}, {"content", "x"}, {"images", Json::array({"a"})}}})}},

