@@ -22,6 +22,7 @@ namespace {
 
 using test::answers_alone;
 using test::Case;
+using test::cases_to_guess;
 using test::compare_all;
 using test::data;
 using test::Listener;
@@ -36,18 +37,6 @@ Drafting always(Drafting drafting, int max_drafts = 4) {
   drafting.max_drafts = max_drafts;
   drafting.adapts = false;
   return drafting;
-}
-
-/// Every third prompt is one text again and again, in which something is found to guess.
-std::vector<Case> cases_to_guess(int n_vocab, int max_prompt, int max_tokens) {
-  std::vector<Case> cases = mixed_cases(n_vocab, max_prompt, max_tokens);
-  for (std::size_t i = 1; i < cases.size(); i += 3) {
-    Tokens& prompt = cases[i].prompt;
-    const std::size_t n = std::max<std::size_t>(1, prompt.size() / 4);
-    for (std::size_t k = n; k < prompt.size(); ++k) prompt[k] = prompt[k - n];
-    cases[i].sampler = {};
-  }
-  return cases;
 }
 
 /// Guesses what it was told that a text goes on with, every fourth token wrong; for models that say too little twice.

@@ -51,6 +51,18 @@ inline std::vector<Case> mixed_cases(int n_vocab, int max_prompt, int max_tokens
   return cases;
 }
 
+/// Every third prompt is one text again and again, in which something is found to guess.
+inline std::vector<Case> cases_to_guess(int n_vocab, int max_prompt, int max_tokens) {
+  std::vector<Case> cases = mixed_cases(n_vocab, max_prompt, max_tokens);
+  for (std::size_t i = 1; i < cases.size(); i += 3) {
+    Tokens& prompt = cases[i].prompt;
+    const std::size_t n = std::max<std::size_t>(1, prompt.size() / 4);
+    for (std::size_t k = n; k < prompt.size(); ++k) prompt[k] = prompt[k - n];
+    cases[i].sampler = {};
+  }
+  return cases;
+}
+
 inline std::vector<Tokens> answers_alone(const std::filesystem::path& path, const std::vector<Case>& cases) {
   const model::LoadedModel loaded = model::load_model(path);
   std::vector<Tokens> answers;
