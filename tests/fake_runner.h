@@ -200,7 +200,7 @@ class FakeRunner : public engine::StepRunner {
     n_said_.erase(sequence);
     n_drafted_.erase(sequence);
   }
-  std::size_t kept_bytes() const override { return kept_.size(); }
+  engine::PrefixCacheCounts kept() const override { return {.bytes = kept_.size()}; }
   std::string kept_report() override { return R"({"kept": )" + std::to_string(kept_.size()) + "}"; }
   void clear_kept() override { kept_.clear(); }
 

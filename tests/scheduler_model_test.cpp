@@ -70,8 +70,8 @@ TEST(SchedulerOnATinyModel, ThePrefixCacheChangesNoToken) {
       run_and_compare(test::data("llama"), cases, expected,
                       {.max_running = 3, .prefill_tokens_per_step = 48, .prefix_cache_bytes = std::size_t{1} << 24});
   EXPECT_GT(stats.n_cached_tokens, 0U);
-  EXPECT_GT(stats.prefix_cache_bytes, 0U);
-  EXPECT_LE(stats.prefix_cache_bytes, std::size_t{1} << 24);
+  EXPECT_GT(stats.prefix_cache.bytes, 0U);
+  EXPECT_LE(stats.prefix_cache.bytes, std::size_t{1} << 24);
 }
 
 // Rings, chunks, recurrent states and both sorts of layers at once; in plenty of room and in too little.
@@ -85,7 +85,7 @@ TEST(SchedulerOnTinyModels, ThePrefixCacheChangesNoTokenWhateverTheLayersKeep) {
           run_and_compare(test::data(name), cases, expected,
                           {.max_running = 4, .prefill_tokens_per_step = 64, .prefix_cache_bytes = n_kept});
       EXPECT_GT(stats.n_cached_tokens, 0U);
-      EXPECT_LE(stats.prefix_cache_bytes, n_kept);
+      EXPECT_LE(stats.prefix_cache.bytes, n_kept);
     }
   }
 }

@@ -499,7 +499,7 @@ TEST_F(Scheduler, CachedTokensAreCounted) {
   EXPECT_EQ(again->prefills, (std::vector<std::pair<int, int>>{{20, 20}}));
   EXPECT_EQ(again->tokens, fake_answer(counted(20), 5));
   EXPECT_EQ(service_->stats().n_cached_tokens, 19U);
-  EXPECT_GT(service_->stats().prefix_cache_bytes, 0U);
+  EXPECT_GT(service_->stats().prefix_cache.bytes, 0U);
 }
 
 TEST_F(Scheduler, APromptCatchesUpWithOneThatBeginsAlike) {

@@ -168,6 +168,24 @@ TEST(Metrics, HistogramsCountUpToTheirBounds) {
 
 // ---- Prompts
 
+TEST(Metrics, ThePrefixCachesOfAllModelsAreTold) {
+  engine::ServiceStats sum;
+  for (const std::uint64_t n : {1, 10}) {
+    engine::ServiceStats one;
+    one.prefix_cache = {.bytes = n, .directory_bytes = 7, .n_lookups = 4 * n, .n_hits = 3 * n, .n_evicted_bytes = n};
+    add_counts(sum, one);
+  }
+  sum.prefix_cache.bytes = 5;  // of what is there now, which only the pool knows
+  sum.prefix_cache.directory_bytes = 7;
+  const std::string text = Metrics().text(sum);
+  for (const char* const line :
+       {"memoir_prefix_cache_bytes{tier=\"memory\"} 5\n", "memoir_prefix_cache_bytes{tier=\"directory\"} 7\n",
+        "memoir_prefix_cache_lookups_total 44\n", "memoir_prefix_cache_hits_total 33\n",
+        "memoir_prefix_cache_evicted_bytes_total 11\n"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+  }
+}
+
 TEST(Prompt, AForcedCallsSchemaKeepsReferencesInTheirPlace) {
   const Json tools = Json::parse(R"([{"type": "function", "function": {"name": "f", "parameters":
       {"type": "object", "properties": {"x": {"$ref": "#/$defs/y"}}, "$defs": {"y": {"type": "null"}}}}}])");

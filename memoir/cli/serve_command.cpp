@@ -33,6 +33,7 @@ struct ServeArguments {
   std::string log_format = "text";
   std::string pooling = "mean";
   int max_context = 0;
+  std::uint64_t max_cache_bytes = 0;  // 0: no bound
   int keep_alive_s = 10;
   int model_keep_alive_s = 300;  // negative: for ever
   int load_wait_s = 60;
@@ -55,6 +56,7 @@ void settle(ServeArguments& arguments) {
   server.routes.keep_alive_interval = std::chrono::seconds(arguments.keep_alive_s);
   arguments.serving.service.prefix_cache_bytes = arguments.serving.prefix_cache.bytes();
   if (arguments.max_context > 0) arguments.serving.service.max_context = arguments.max_context;
+  if (arguments.max_cache_bytes > 0) arguments.serving.service.max_cache_bytes = arguments.max_cache_bytes;
   arguments.pool.keep_alive.reset();
   if (arguments.model_keep_alive_s >= 0) arguments.pool.keep_alive = std::chrono::seconds(arguments.model_keep_alive_s);
   arguments.pool.load_wait = std::chrono::seconds(arguments.load_wait_s);
@@ -96,6 +98,9 @@ void serve_several(const ServeArguments& arguments, server::ApiServer& server, c
   };
   ServingOptions serving = arguments.serving;
   serving.service.prefix_cache_bytes /= static_cast<std::size_t>(arguments.pool.max_loaded);
+  if (serving.service.max_cache_bytes) {
+    *serving.service.max_cache_bytes /= static_cast<std::size_t>(arguments.pool.max_loaded);
+  }
   auto files = std::make_unique<ServedFiles>(paths, arguments.models_dir, serving, on_skipped);
   const std::size_t n_models = files->list().size();
   if (n_models == 0) throw UsageError("--models-dir: there is no model in " + arguments.models_dir);
@@ -187,6 +192,10 @@ void add_service_options(CLI::App& command, ServeArguments& arguments) {
       ->capture_default_str();
   whole("--prefill-chunk", arguments.serving.service.prefill_tokens_per_step, 1, 1 << 20,
         "tokens of prompts in one step")
+      ->capture_default_str();
+  whole("--max-cache-bytes", arguments.max_cache_bytes, 0, std::uint64_t{1} << 50,
+        "of the keys, values and states of the requests that run; beyond, some are paged out\nand wait; of several "
+        "models divided among those that may be loaded; 0 for no bound")
       ->capture_default_str();
   arguments.serving.draft.add_to(command);
   arguments.serving.prefix_cache.add_to(

@@ -328,6 +328,11 @@ class ThreadsRunner final : private StreamLoan, public ModelRunner {
 
 }  // namespace
 
+PrefixCacheCounts ModelRunner::kept() const {
+  const prefix::TrieCounters& counters = store_->trie().counters();
+  return {store_->size_bytes(), store_->tier_bytes(), counters.n_lookups, counters.n_hits, store_->evicted().n_bytes};
+}
+
 std::unique_ptr<Service> make_service(model::LoadedModel loaded, const ServiceOptions& options) {
   return make_service(std::move(loaded), options, cache::CacheOptions{});
 }

@@ -49,7 +49,7 @@ class ModelRunner : public StepRunner {
   std::size_t cache_bytes(SequenceId sequence) const override;
   void retire(SequenceId sequence) noexcept override;
   void drop(SequenceId sequence) noexcept override { sequences_.erase(sequence); }
-  std::size_t kept_bytes() const override { return store_->size_bytes(); }
+  PrefixCacheCounts kept() const override;
   std::string kept_report() override { return store_->report().dump(); }
   void clear_kept() override { store_->clear(); }
 

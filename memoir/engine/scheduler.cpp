@@ -62,7 +62,7 @@ class Engine {
     std::uint64_t n_draft_rounds = 0;
     std::uint64_t n_steps = 0;
     std::size_t cache_bytes = 0;
-    std::size_t prefix_cache_bytes = 0;
+    PrefixCacheCounts prefix_cache;
   };
   /// Told of each request's last event before it is sent, and when the request is gone.
   struct Listener {
@@ -350,7 +350,7 @@ void Engine::update_report() {
   for (const auto& [id, job] : jobs_) {
     if (job.has_sequence) report_.cache_bytes += runner_.cache_bytes(id);
   }
-  report_.prefix_cache_bytes = runner_.kept_bytes();
+  report_.prefix_cache = runner_.kept();
 }
 
 class Scheduler final : public Service {
@@ -555,7 +555,7 @@ ServiceStats Scheduler::stats() const {
   stats.n_draft_rounds = report_.n_draft_rounds;
   stats.n_steps = report_.n_steps;
   stats.cache_bytes = report_.cache_bytes;
-  stats.prefix_cache_bytes = report_.prefix_cache_bytes;
+  stats.prefix_cache = report_.prefix_cache;
   return stats;
 }
 

@@ -23,6 +23,7 @@
 
 #include "memoir/base/types.h"
 #include "memoir/engine/finish_reason.h"
+#include "memoir/engine/prefix_cache_counts.h"
 #include "memoir/engine/sampler.h"
 
 namespace memoir::engine {
@@ -121,8 +122,8 @@ struct ServiceStats {
   std::uint64_t n_accepted_tokens = 0;
   std::uint64_t n_draft_rounds = 0;  // a request's parts of steps that had drafts
   std::uint64_t n_steps = 0;
-  std::size_t cache_bytes = 0;         // of running requests
-  std::size_t prefix_cache_bytes = 0;  // kept for later ones
+  std::size_t cache_bytes = 0;  // of running requests
+  PrefixCacheCounts prefix_cache;
 };
 
 class Service {

@@ -14,6 +14,7 @@
 
 #include "memoir/base/types.h"
 #include "memoir/engine/cache_cost.h"
+#include "memoir/engine/prefix_cache_counts.h"
 
 namespace memoir::engine {
 
@@ -81,8 +82,8 @@ class StepRunner {
   /// Ends the sequence, if there is one, and keeps nothing more of it than is kept already.
   virtual void drop(SequenceId sequence) noexcept = 0;
 
-  /// Bytes kept for later sequences.
-  virtual std::size_t kept_bytes() const = 0;
+  /// Of what is kept for later sequences.
+  virtual PrefixCacheCounts kept() const = 0;
 
   /// What is kept, as a JSON object.
   virtual std::string kept_report() = 0;

@@ -38,6 +38,7 @@ class DirectoryTier final : public Tier {
   void flush() { writer_.flush(); }
 
   /// {"path", "bytes", "max_bytes", "files", "loaded", "damaged", "removed", "written", "dropped", "is_writing"}.
+  std::uint64_t size_bytes() const override { return folder_.size_bytes(); }
   nlohmann::json report() const override;
 
   const BlockFolder& folder() const { return folder_; }

@@ -151,8 +151,10 @@ class Store {
 
   std::size_t size_bytes() const { return trie_.size_bytes(); }
   std::size_t max_bytes() const { return options_.max_bytes; }
+  std::uint64_t tier_bytes() const { return tier_ ? tier_->size_bytes() : 0; }
   int spacing() const { return spacing_; }
   const StoreCounters& counters() const { return counters_; }
+  const EvictionCounters& evicted() const { return eviction_.counters(); }
   const Trie& trie() const { return trie_; }
 
   /// {"max_bytes", "failed": {"restores", "inserts", "without_room", "not_worth_it", "tier"}, "tier":

@@ -49,6 +49,9 @@ class Tier {
   /// sequence could begin with from memory alone, which what is found should pass.
   virtual Found find(std::span<const Key> keys, int n_rows, int restorable) = 0;
 
+  /// Of all that it has.
+  virtual std::uint64_t size_bytes() const { return 0; }
+
   /// What it has, in numbers: a JSON object.
   virtual nlohmann::json report() const { return nlohmann::json::object(); }
 };

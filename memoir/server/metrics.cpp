@@ -48,7 +48,14 @@ std::string engine_text(const engine::ServiceStats& stats) {
                   stats.n_draft_rounds);
   text += counter("memoir_steps_total", "Steps of the engine", stats.n_steps);
   text += gauge("memoir_cache_bytes", "Bytes of running requests' caches", stats.cache_bytes);
-  text += gauge("memoir_prefix_cache_bytes", "Bytes kept for later requests", stats.prefix_cache_bytes);
+  const engine::PrefixCacheCounts& kept = stats.prefix_cache;
+  text += head("memoir_prefix_cache_bytes", "Bytes kept for later requests, by tier", "gauge");
+  text += "memoir_prefix_cache_bytes{tier=\"memory\"} " + std::to_string(kept.bytes) + "\n";
+  text += "memoir_prefix_cache_bytes{tier=\"directory\"} " + std::to_string(kept.directory_bytes) + "\n";
+  text += counter("memoir_prefix_cache_lookups_total", "Prompts that were looked for in what is kept", kept.n_lookups);
+  text += counter("memoir_prefix_cache_hits_total", "Lookups that found a beginning", kept.n_hits);
+  text += counter("memoir_prefix_cache_evicted_bytes_total", "Bytes that went from memory to make room",
+                  kept.n_evicted_bytes);
   return text;
 }
 
@@ -119,6 +126,9 @@ void add_counts(engine::ServiceStats& sum, const engine::ServiceStats& more) {
   sum.n_accepted_tokens += more.n_accepted_tokens;
   sum.n_draft_rounds += more.n_draft_rounds;
   sum.n_steps += more.n_steps;
+  sum.prefix_cache.n_lookups += more.prefix_cache.n_lookups;
+  sum.prefix_cache.n_hits += more.prefix_cache.n_hits;
+  sum.prefix_cache.n_evicted_bytes += more.prefix_cache.n_evicted_bytes;
 }
 
 std::string Metrics::text(const engine::ServiceStats& stats) const {

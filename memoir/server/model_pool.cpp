@@ -359,7 +359,8 @@ engine::ServiceStats ModelPool::stats() {
     sum.n_running += one.n_running;
     sum.n_queued += one.n_queued;
     sum.cache_bytes += one.cache_bytes;
-    sum.prefix_cache_bytes += one.prefix_cache_bytes;
+    sum.prefix_cache.bytes += one.prefix_cache.bytes;
+    sum.prefix_cache.directory_bytes = std::max(sum.prefix_cache.directory_bytes, one.prefix_cache.directory_bytes);
   }
   return sum;
 }
