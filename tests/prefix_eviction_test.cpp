@@ -42,6 +42,12 @@ class PrefixEviction : public testing::Test {
     return position.value_or(Position{});
   }
 
+  void put_answer(const Keys& keys, int rows_from) {
+    Insertion insertion{.keys = keys, .is_answer = true};
+    insertion.rows = std::make_unique<FakeRows>(world_, keys, rows_from);
+    ASSERT_TRUE(trie_.insert(std::move(insertion)));
+  }
+
   // A budget of that many rows or checkpoints, and what nodes and keys take.
   std::size_t budget(std::size_t n) const { return n * kBig + kBig / 2; }
 
@@ -291,6 +297,89 @@ TEST_F(PrefixEviction, RunningChatsKeepTheirStateAndTheSharedBeginning) {
   EXPECT_EQ(restorable(joined(shared, range_keys(500, 505)), kHybrid), 10);
   EXPECT_EQ(restorable(joined(shared, {9999}), kHybrid), 5);
 }
+
+// ---- Rows of answers
+
+TEST_F(PrefixEviction, UseRefreshesTheRowsOnTheWay) {
+  put({1, 2}, 0, false);
+  put({1, 2, 3, 4}, 2, false);
+  put({1, 2, 9}, 2, false);
+  trie_.advance_clock(5);
+  use({1, 2, 3, 4, 5}, kRowsOnly);
+  const std::vector<Node*> path = trie_.lookup(Keys{1, 2, 3, 4}, kRowsOnly).path;
+  ASSERT_EQ(path.size(), 2U);
+  EXPECT_EQ(path[0]->clock(), 5);
+  EXPECT_EQ(path[1]->clock(), 5);
+  EXPECT_EQ(path[0]->n_hits(), 0U);
+  EXPECT_EQ(trie_.lookup(Keys{1, 2, 9}, kRowsOnly).path[1]->clock(), 0);
+}
+
+TEST_F(PrefixEviction, AnAnswerIsOneUntilAPromptGoesOnBehindIt) {
+  const Keys answered = range_keys(0, 20);
+  const auto path = [&](const Keys& keys) { return trie_.lookup(keys, kRowsOnly).path; };
+  put(first_of(answered, 10), 0, false);
+  put_answer(first_of(answered, 15), 10);
+  put_answer(answered, 15);
+  ASSERT_EQ(path(answered).size(), 2U) << "parts of one answer are joined, a prompt and its answer are not";
+  EXPECT_FALSE(path(answered)[0]->is_answer());
+  EXPECT_TRUE(path(answered)[1]->is_answer());
+  EXPECT_EQ(trie_.counters().n_answer_keys, 10U);
+
+  const Keys other = joined(first_of(answered, 12), {100});
+  put(other, 12, false);
+  EXPECT_EQ(trie_.counters().n_answer_keys_used, 2U);
+  for (const Node* const node : path(other)) EXPECT_FALSE(node->is_answer());
+  EXPECT_TRUE(path(answered).back()->is_answer());
+
+  put(joined(answered, {101}), 20, false);
+  EXPECT_EQ(trie_.counters().n_answer_keys_used, 10U);
+  for (const Node* const node : path(joined(answered, {101}))) EXPECT_FALSE(node->is_answer());
+  EXPECT_EQ(trie_.counters().n_answer_keys, 10U);
+  EXPECT_EQ(trie_.check(), "");
+}
+
+// Four answers of 2000 keys; prompts went on behind n_used of them. From a quarter on they are worth what prompts are.
+TEST_F(PrefixEviction, AnswersAreWorthWhatPromptsMakeOfThem) {
+  for (const int n_used : {0, 1, 3}) {
+    Trie trie;
+    const auto put_rows = [&](const Keys& keys, int from, bool is_answer) {
+      Insertion insertion{.keys = keys, .is_answer = is_answer};
+      insertion.rows = std::make_unique<FakeRows>(world_, keys, from);
+      ASSERT_TRUE(trie.insert(std::move(insertion)));
+    };
+    for (int chat = 1; chat <= 4; ++chat) {
+      const Keys answered = range_keys(10000 * chat, 10000 * chat + 2500);
+      put_rows(first_of(answered, 500), 0, false);
+      put_rows(answered, 500, true);
+      if (chat <= n_used) put_rows(joined(answered, range_keys(1, 501)), 2500, false);
+    }
+    put_rows(range_keys(90000, 92500), 0, false);
+    const Eviction eviction({.needs = kRowsOnly});
+    const auto value = [&](const Keys& keys) {
+      return eviction.candidate(trie, *trie.lookup(keys, kRowsOnly).path.back())->value;
+    };
+    const double used = (n_used * 2000 + 2048.0) / (4 * 2000 + 2048.0);
+    EXPECT_NEAR(value(range_keys(40000, 42500)) / value(range_keys(90000, 92500)), std::min(1.0, 4 * used), 1e-6);
+    EXPECT_EQ(trie.check(), "");
+  }
+}
+
+// The prompt was used longer ago than the answer, and stays.
+TEST_F(PrefixEviction, WhereNoPromptGoesOnBehindAnswersTheyGoFirst) {
+  const Keys old = range_keys(0, 500);
+  put(old, 0, false);
+  Eviction eviction({.needs = kRowsOnly});
+  for (int i = 1; i <= 40; ++i) {
+    const Keys answered = range_keys(10000 * i, 10000 * i + 1500);
+    put(first_of(answered, 500), 0, false);
+    put_answer(answered, 500);
+  }
+  EXPECT_TRUE(eviction.make_room(trie_, budget(41 * 500)));
+  EXPECT_EQ(restorable(old, kRowsOnly), 500);
+  for (int i = 1; i <= 40; ++i) EXPECT_EQ(restorable(range_keys(10000 * i, 10000 * i + 1500), kRowsOnly), 500);
+}
+
+// ---- Long prompts
 
 // sglang#36935: a long prompt's many interior states fill the cache, its end is evicted, and a hit of 40k becomes none.
 TEST_F(PrefixEviction, ManySpacedCheckpointsDontCrowdOutTheEnd) {

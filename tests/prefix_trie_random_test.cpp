@@ -128,7 +128,7 @@ class Walker {
     const int n = static_cast<int>(keys.size());
     const int from = below(3) == 0 ? -1 : below(2) == 0 ? 0 : below(n);
     const bool with_checkpoint = below(2) == 0;
-    Insertion insertion{.keys = keys};
+    Insertion insertion{.keys = keys, .is_answer = below(3) == 0};
     if (from >= 0) insertion.rows = std::make_unique<FakeRows>(world_, keys, from);
     if (with_checkpoint) insertion.checkpoint = std::make_unique<FakeCheckpoint>(world_, keys);
     for (const Pinned& p : pins_) {  // what an engine does: it knows its pin's place

@@ -311,7 +311,7 @@ TEST(PrefixTrie, ACheckpointServesAsFarBackAsItCanRewind) {
   }
 }
 
-TEST(PrefixTrie, UseRefreshesOnlyTheNodeThatWasRestored) {
+TEST(PrefixTrie, UseRefreshesNoCheckpointOnTheWay) {
   FakeWorld world;
   Trie trie;
   put(trie, world, {1, 2}, 0, true);

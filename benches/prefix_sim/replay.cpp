@@ -64,6 +64,7 @@ class Replay {
     if (!request.answer.empty()) keys.insert(keys.end(), request.answer.begin(), request.answer.end() - 1);
     const int end = static_cast<int>(keys.size());
     last_ = prompt.restored;
+    n_prompt_ = prompt.n_tokens;
     const auto keep_all = [&](const std::vector<prefix::PlannedCheckpoint>& plan) {
       for (const prefix::PlannedCheckpoint& one : plan) {
         if (keep(keys, one.offset, &one)) last_ = one.offset;
@@ -98,6 +99,7 @@ class Replay {
     }
     if (!make_room(n_bytes, newcomer ? &*newcomer : nullptr)) return false;
     prefix::Insertion insertion{.keys = keys, .known = pin_.position()};
+    insertion.is_answer = from >= n_prompt_;
     if (to > rows_from) insertion.rows = make_rows(model_, rows_from, to);
     if (planned != nullptr) {
       insertion.checkpoint = make_checkpoint(model_, to);
@@ -124,7 +126,8 @@ class Replay {
   std::unique_ptr<Rules> rules_;
   prefix::Trie trie_;
   prefix::Pin pin_;
-  int last_ = 0;  // where the request's last checkpoint is, or what it was restored from
+  int n_prompt_ = 0;  // of the request
+  int last_ = 0;      // where the request's last checkpoint is, or what it was restored from
   Score score_;
 };
 

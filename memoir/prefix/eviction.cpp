@@ -16,6 +16,9 @@ namespace {
 
 constexpr double kPriorCount = 8;
 constexpr double kRowsWeight = 0.5;
+constexpr double kRowsHitWeight = 0.05;
+constexpr double kAnswerPriorKeys = 2048;  // all of them used
+constexpr double kFullWorthOfAnswers = 0.25;
 constexpr std::uint32_t kMaxHits = 2;  // that count
 
 bool is_amount(double x) {
@@ -110,9 +113,16 @@ Eviction::Eviction(EvictionOptions options) : options_(options) {
 }
 
 double Eviction::weight(const Trie& trie, const Node& node) const {
-  const double of_hits = options_.hit_weight * std::min(node.n_hits(), kMaxHits);
-  if (node.checkpoint() == nullptr) return of_hits + kRowsWeight;
-  return of_hits + first_hit(trie, node.rule());
+  const std::uint32_t n_hits = std::min(node.n_hits(), kMaxHits);
+  if (node.checkpoint() != nullptr) return first_hit(trie, node.rule()) + options_.hit_weight * n_hits;
+  return (node.is_answer() ? answer_weight(trie) : kRowsWeight) + kRowsHitWeight * n_hits;
+}
+
+double Eviction::answer_weight(const Trie& trie) const {
+  const TrieCounters& counters = trie.counters();
+  const double used = (static_cast<double>(counters.n_answer_keys_used) + kAnswerPriorKeys) /
+                      (static_cast<double>(counters.n_answer_keys) + kAnswerPriorKeys);
+  return kRowsWeight * std::min(1.0, used / kFullWorthOfAnswers);
 }
 
 double Eviction::first_hit(const Trie& trie, CheckpointRule rule) const {

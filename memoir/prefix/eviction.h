@@ -17,11 +17,13 @@
 //           Of rows that are trimmed per_token * (b - a): were it by depth, the ends of long logs would stay when they
 //           are over, and shorter ones that go on would be cut (benches/prefix_sim shows it)
 //   bytes   the checkpoint, shared storages by their parts; of a leaf that goes whole also keys and the rows that
-//   nobody
-//           else needs then: its own and those above it, up to the next checkpoint or branch
+//           nobody else needs then: its own and those above it, up to the next checkpoint or branch
 //   weight  how likely a first hit is: of the checkpoints that the same rule placed, the part that was ever used,
-//           (used + 8 * prior) / (placed + 8); rows alone: 1/2. And hit_weight for each of the node's first two hits:
-//           little, since a chat that was asked often is not asked more often once it is over.
+//           (used + 8 * prior) / (placed + 8). And hit_weight for each of the node's first two hits: little, since a
+//           chat that was asked often is not asked more often once it is over.
+//           Of rows alone 1/2, and 0.05 for each of the first two hits. But of an answer that no prompt has gone on
+//           behind 1/2 * min(1, 4 * u), where u is the part of the answers' keys that prompts have gone on behind: 0
+//           where thoughts are stripped or the prompt's end is replaced, and then answers go first
 //   clock   the score of what was last evicted, at the time of the last use: what is not used ages, as the clock goes
 //   on
 //
@@ -123,6 +125,7 @@ class Eviction {
  private:
   std::optional<Candidate> unpinned(const Trie& trie, const Node& node) const;
   double weight(const Trie& trie, const Node& node) const;
+  double answer_weight(const Trie& trie) const;
   double first_hit(const Trie& trie, CheckpointRule rule) const;
   int restorable_above(const Node& node) const;
   bool is_dead(const Node& leaf) const;

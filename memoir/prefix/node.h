@@ -43,6 +43,9 @@ class Node {
   /// Of the checkpoint, if there is one.
   CheckpointRule rule() const { return rule_; }
 
+  /// Whether the edge is a part of an answer that no prompt has gone on behind (Insertion::is_answer).
+  bool is_answer() const { return is_answer_; }
+
   /// Pins at or below this edge, so that it is not evicted.
   int n_pins() const { return n_pins_; }
 
@@ -73,6 +76,7 @@ class Node {
   int n_pins_ = 0;
   std::uint32_t n_hits_ = 0;
   CheckpointRule rule_ = CheckpointRule::kBranch;
+  bool is_answer_ = false;
   bool is_unjoinable_ = false;  // its rows and its child's could not be joined
 };
 

@@ -291,6 +291,7 @@ void Store::insert(Lease& lease, const CacheParts& parts, int to, std::unique_pt
   Insertion insertion;
   insertion.keys = std::span(lease.keys_).first(static_cast<std::size_t>(to));
   insertion.rule = rule;
+  insertion.is_answer = from >= lease.n_prompt_;
   // What others have stored of it stays while room is made for the rest.
   Pin there;
   if (needs_.rows) there = trie_.pin(trie_.rows_end(lease.pin_.position(), insertion.keys));

@@ -143,8 +143,13 @@ void Trie::use(const Match& match, int n_keys) {
   Node& node = *match.restorable.node;
   if (node.checkpoint_ && node.n_hits_ == 0) ++counters_.n_used[static_cast<std::size_t>(node.rule_)];
   ++node.n_hits_;
-  node.clock_ = clock_;
-  node.last_use_ = ++n_uses_;
+  ++n_uses_;
+  for (Node* const passed : match.path) {
+    if (passed->from_ >= n_reused) break;
+    if (passed->checkpoint_ && passed != &node) continue;
+    passed->clock_ = clock_;
+    passed->last_use_ = n_uses_;
+  }
 }
 
 void Trie::advance_clock(double clock) {
@@ -233,10 +238,14 @@ std::optional<Position> Trie::insert(Insertion insertion) {
     result.node = lower->parent_;
     if (fills_end) pieces.back().node = result.node;
   }
+  int changed_from = pieces.empty() ? end.matched : pieces.front().node->from_;
+  if (child && !insertion.is_answer) changed_from = std::min(changed_from, use_answers(result.node));
   for (Piece& piece : pieces) take_rows(*piece.node, std::move(piece.rows));
   if (child) {
     child->parent_ = result.node;
     result.node = child.get();
+    child->is_answer_ = insertion.is_answer;
+    if (insertion.is_answer) counters_.n_answer_keys += child->keys_.size();
     ++n_nodes_;
     n_keys_ += child->keys_.size();
     if (insertion.rows) take_rows(*child, std::move(insertion.rows));
@@ -245,12 +254,22 @@ std::optional<Position> Trie::insert(Insertion insertion) {
   }
   if (insertion.checkpoint) attach(*result.node, std::move(insertion.checkpoint), insertion.rule);
 
-  const int changed_from = pieces.empty() ? end.matched : pieces.front().node->from_;
   watched_ = &result;
   if (lower != nullptr) settle(lower);
   settle_path(result.node, changed_from);
   watched_ = nullptr;
   return result;
+}
+
+// A prompt goes on behind the node: what it passes is no answer any more. Returns where that begins, or the node's end.
+int Trie::use_answers(Node* node) {
+  int from = node->to();
+  for (; node->is_answer_; node = node->parent_) {
+    node->is_answer_ = false;
+    counters_.n_answer_keys_used += node->keys_.size();
+    from = node->from_;
+  }
+  return from;
 }
 
 bool Trie::has_rows_above(const Walk& end, int from) const {

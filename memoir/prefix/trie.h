@@ -7,8 +7,8 @@
 //   1. A child begins where its parent ends; siblings differ in their first key.
 //   2. Rows span exactly their edge, a checkpoint stands at its end. Rows are kept only below rows, down from the root.
 //   3. No chain is longer than it has to be: a node with a single child has a checkpoint, or a pin ends in it, or only
-//      one of the two has rows, or joining them would copy too much: a parent that is longer than its child, or rows of
-//      more than max_joined_keys positions. (So an edge that grows bit by bit copies each row at most
+//      one of the two has rows or is an answer, or joining them would copy too much: a parent that is longer than its
+//      child, or rows of more than max_joined_keys positions. (So an edge that grows bit by bit copies each row at most
 //      log2(max_joined_keys) times.)
 //   4. Bytes are counted: payloads, one storage once, and nodes with their keys.
 //   5. A node's pins are the open pins at or below it. Nothing pinned is dropped.
@@ -73,6 +73,7 @@ struct Insertion {
   std::unique_ptr<Rows> rows = nullptr;              // ending at keys.size(), or null
   std::unique_ptr<Checkpoint> checkpoint = nullptr;  // at keys.size(), or null
   CheckpointRule rule = CheckpointRule::kBranch;
+  bool is_answer = false;  // the keys that are new were written by the model, and no prompt's yet
 };
 
 /// Keeps a position and all above it from being dropped. Follows its position when edges are split and joined. May
@@ -110,7 +111,9 @@ struct TrieCounters {
   std::uint64_t n_hits = 0;
   std::uint64_t n_keys_reused = 0;
   std::uint64_t n_keys_evaluated = 0;
-  std::uint64_t n_steps = 0;  // keys compared and nodes entered, by lookups and inserts
+  std::uint64_t n_steps = 0;             // keys compared and nodes entered, by lookups and inserts
+  std::uint64_t n_answer_keys = 0;       // inserted as answers
+  std::uint64_t n_answer_keys_used = 0;  // of those, on the way to what prompts inserted behind them
   PerRule<std::uint64_t> n_placed{};
   PerRule<std::uint64_t> n_used{};  // of those, used at least once
 };
@@ -129,8 +132,9 @@ class Trie {
   /// Throws std::invalid_argument if n_left is negative or `reach` answers an offset beyond its limit.
   Match lookup(std::span<const Key> keys, const ReachFunction& reach, const LookupOptions& options = {});
 
-  /// Tells that a request of n_keys begins at the match: counts it, and refreshes the one node whose payloads are used
-  /// (not those passed through, which later requests need no more for it).
+  /// Tells that a request of n_keys begins at the match: counts it, and refreshes the node that it is restored from and
+  /// those above that have no checkpoint: their rows are used. Checkpoints above are not, and later requests that go
+  /// the same way need them no more.
   void use(const Match& match, int n_keys);
 
   /// Adds what was computed. Where state is kept already it stays, and what is given is dropped. Returns the position
@@ -203,6 +207,7 @@ class Trie {
   bool can_join(const Node& parent) const;
   bool join_with_child(Node& parent);
   Node* settle(Node* node);
+  int use_answers(Node* node);
   void settle_path(Node* node, int from);
   void forget(Node& node);
   void dismantle(Node::Children children);

@@ -64,6 +64,7 @@ void Trie::split(Node& node, int at) {
     upper.rule_ = node.rule_;
     ++counters_.n_placed[static_cast<std::size_t>(node.rule_)];
   }
+  upper.is_answer_ = node.is_answer_;
   upper.parent_ = node.parent_;
   std::unique_ptr<Node>& place = node.parent_->children_.find(node.keys_.front())->second;
   below.begin()->second = std::exchange(place, std::move(made));
@@ -86,7 +87,7 @@ bool Trie::can_join(const Node& parent) const {
   if (parent.is_root() || parent.children_.size() != 1 || parent.checkpoint_ || parent.is_unjoinable_) return false;
   const Node& child = *parent.children_.begin()->second;
   if (parent.n_pins_ != child.n_pins_ || (parent.rows_ == nullptr) != (child.rows_ == nullptr)) return false;
-  if (parent.n_keys() > child.n_keys()) return false;
+  if (parent.is_answer_ != child.is_answer_ || parent.n_keys() > child.n_keys()) return false;
   return !parent.rows_ || parent.n_keys() + child.n_keys() <= options_.max_joined_keys;
 }
 
@@ -109,8 +110,8 @@ bool Trie::join_with_child(Node& parent) {
   parent.checkpoint_ = std::move(child.checkpoint_);
   parent.rule_ = child.rule_;
   parent.n_hits_ = child.n_hits_;
-  parent.clock_ = std::max(parent.clock_, child.clock_);
-  parent.last_use_ = std::max(parent.last_use_, child.last_use_);
+  parent.clock_ = parent.checkpoint_ ? child.clock_ : std::max(parent.clock_, child.clock_);
+  parent.last_use_ = parent.checkpoint_ ? child.last_use_ : std::max(parent.last_use_, child.last_use_);
   parent.is_unjoinable_ = child.is_unjoinable_;
   for (Pin::Record& record : pins_) {
     if (record.position.node == &child) record.position.node = &parent;
