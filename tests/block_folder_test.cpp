@@ -497,6 +497,7 @@ TEST_F(Folder, ADirectoryThatCanOnlyBeReadServesAndIsSaidOnce) {
     int n_warnings = 0;
     {
       BlockWriter writer(*folder, kPlenty, [&](const std::string&) { ++n_warnings; });
+      if (n_warnings != 1 || writer.is_on()) return 3;  // before there is anything to write
       for (int i = 1; i < 5; ++i) {
         writer.add(job_of(*folder, BlockKind::kRows, counted(10, 100 * static_cast<Key>(i)), payload_of(100)));
       }
@@ -515,6 +516,7 @@ TEST_F(Folder, ADirectoryThatCannotBeMadeIsAnEmptyOne) {
   int n_warnings = 0;
   {
     BlockWriter writer(*folder, kPlenty, [&](const std::string&) { ++n_warnings; });
+    EXPECT_EQ(n_warnings, 1) << "before there is anything to write";
     writer.add(job_of(*folder, BlockKind::kRows, counted(10), payload_of(10)));
   }
   EXPECT_EQ(n_warnings, 1);

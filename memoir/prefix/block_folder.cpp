@@ -1,6 +1,9 @@
 #include "memoir/prefix/block_folder.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <system_error>
 #include <utility>
 
@@ -302,6 +305,13 @@ bool BlockFolder::make_room(std::uint64_t n_bytes) {
     ++counters_.n_removed;
   }
   return true;
+}
+
+void BlockFolder::check_writable() const {
+  std::error_code error;
+  fs::create_directories(options_.path, error);
+  if (!error && access(options_.path.c_str(), W_OK | X_OK) != 0) error = {errno, std::generic_category()};
+  if (error) throw FileError(options_.path, "", "can't be written: " + error.message());
 }
 
 void BlockFolder::write(const BlockName& name, std::span<const std::span<const std::byte>> pieces) {

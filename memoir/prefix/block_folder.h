@@ -80,6 +80,9 @@ class BlockFolder {
   /// Removes what was used least recently until n_bytes more fit; false if they never will.
   bool make_room(std::uint64_t n_bytes);
 
+  /// Throws FileError if no file can be made in the directory, which is made if it is not there.
+  void check_writable() const;
+
   /// Writes a block. Throws FileError.
   void write(const BlockName& name, std::span<const std::span<const std::byte>> pieces);
 

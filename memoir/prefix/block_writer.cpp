@@ -25,7 +25,13 @@ BlockWriter::BlockWriter(BlockFolder& folder, std::size_t max_queued_bytes,
     : folder_(folder),
       max_queued_bytes_(max_queued_bytes),
       on_warning_(std::move(on_warning)),
-      thread_([this] { run(); }) {}
+      thread_([this] { run(); }) {
+  try {
+    folder_.check_writable();
+  } catch (const FileError& error) {
+    fail(error.what());
+  }
+}
 
 BlockWriter::~BlockWriter() {
   {

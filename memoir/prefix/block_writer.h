@@ -4,8 +4,8 @@
 //
 // The queue has a bound in bytes: beyond it, what has waited longest is not written. When a block can't be written (a
 // full disk, a directory that is read-only, a bound that it alone passes), that is said once, and no other is tried;
-// what is there can still be read. Threads: any may call; on_warning is called on the writer's. Destruction writes what
-// is queued.
+// what is there can still be read. A directory that can't be written is said by the constructor already. Threads: any
+// may call; on_warning is called on the writer's, or the constructor's. Destruction writes what is queued.
 
 #include <condition_variable>
 #include <cstddef>

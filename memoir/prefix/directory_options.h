@@ -16,7 +16,7 @@ struct DirectoryTierOptions {
   std::string model;                                  // a fingerprint: what differs may not share state
   std::string model_name;                             // what people call it
   std::size_t max_queued_bytes = std::size_t{256} << 20;
-  std::function<void(const std::string&)> on_warning;  // called on another thread; may be empty
+  std::function<void(const std::string&)> on_warning;  // called once at most, here or on another thread; may be empty
 };
 
 }  // namespace memoir::prefix
