@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "benches/prefix_sim/replay.h"
 #include "benches/prefix_sim/trace.h"
@@ -123,30 +125,40 @@ TEST(PrefixSimOracle, RestoresAllThatWasEverComputed) {
 
 constexpr double kParts[] = {1. / 16, 1. / 8, 1. / 4, 1. / 2, 1};
 
-// In hit rate; where all of them have nearly everything, the order of two evictions may cost a little.
-constexpr double kTolerance = 0.0015;
+// In hit rate, of the mean over a few seeds: in one trace the order of two evictions may cost more.
+constexpr double kTolerance = 0.001;
+constexpr std::uint64_t kSeeds = 3;
 
 class PrefixSim : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(PrefixSim, MemoirIsAtOrAboveTheOthersAndNearTheOracle) {
   const Workload& workload = workloads()[GetParam()];
-  const Trace trace = workload.make({.seed = 1, .n_requests = 600});
+  std::vector<Trace> traces;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed)
+    traces.push_back(workload.make({.seed = seed, .n_requests = 600}));
   for (const Model& model : models()) {
-    const Score best = oracle(trace, model);
+    std::vector<Score> best;
+    for (const Trace& trace : traces) best.push_back(oracle(trace, model));
     for (const double part : kParts) {
       SCOPED_TRACE(std::string(workload.name) + ", " + std::string(model.name) + ", " + std::to_string(part));
-      const auto budget = static_cast<std::size_t>(part * static_cast<double>(best.most_bytes));
-      const Score score = replay(trace, model, {.scheme = Scheme::kMemoir, .budget = budget});
-      EXPECT_EQ(score.n_tokens, best.n_tokens);
-      EXPECT_LE(score.n_restored, best.n_restored);
-      EXPECT_LE(score.most_bytes, budget);
+      const auto sum_of_rates = [&](Scheme scheme) {
+        double sum = 0;
+        for (std::size_t i = 0; i < traces.size(); ++i) {
+          const auto budget = static_cast<std::size_t>(part * static_cast<double>(best[i].most_bytes));
+          const Score score = replay(traces[i], model, {.scheme = scheme, .budget = budget});
+          EXPECT_EQ(score.n_tokens, best[i].n_tokens);
+          EXPECT_LE(score.n_restored, best[i].n_restored);
+          EXPECT_LE(score.most_bytes, budget);
+          if (scheme == Scheme::kMemoir && part == 0.5) {
+            EXPECT_GE(score.hit_rate(), 0.95 * best[i].hit_rate());
+          }
+          sum += score.hit_rate();
+        }
+        return sum;
+      };
+      const double ours = sum_of_rates(Scheme::kMemoir);
       for (const Scheme scheme : {Scheme::kLru, Scheme::kFixed, Scheme::kBlocks}) {
-        const Score other = replay(trace, model, {.scheme = scheme, .budget = budget});
-        EXPECT_LE(other.n_restored, best.n_restored);
-        EXPECT_GE(score.hit_rate(), other.hit_rate() - kTolerance) << scheme_name(scheme);
-      }
-      if (part == 0.5) {
-        EXPECT_GE(score.hit_rate(), 0.95 * best.hit_rate());
+        EXPECT_GE(ours, sum_of_rates(scheme) - static_cast<double>(kSeeds) * kTolerance) << scheme_name(scheme);
       }
     }
   }
