@@ -180,10 +180,11 @@ inline std::string gguf_name(const std::string& name, const Twin& twin) {
   return layer + (own == twin.names.end() ? kCommon.at(module) : own->second) + suffix;
 }
 
+// With float32 rows, so that it is the weights that are compared.
 inline mx::array logits_of(const model::Model& model) {
   std::vector<TokenId> tokens;
   for (int i = 0; i < 40; ++i) tokens.push_back((i * 37 + 11) % model.config().vocab_size);
-  engine::Session session(model);
+  engine::Session session(model, {.dtype = mx::float32});
   const mx::array logits = session.forward(tokens, model::LogitRows::kAll);
   mx::eval(logits);
   return logits;

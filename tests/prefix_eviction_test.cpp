@@ -171,6 +171,28 @@ TEST_F(PrefixEviction, ANewcomerTakesThePlaceOfWhatIsWorthLess) {
   EXPECT_EQ(trie_.n_nodes(), 3U);
 }
 
+// Tapers go first though they are the newest, take nothing of what the checkpoint behind them is worth, and age
+// nothing.
+TEST_F(PrefixEviction, TapersGoFirstAndLeaveTheOthersTheirWorth) {
+  const Keys keys = range_keys(0, 1000);
+  Eviction eviction({.needs = kRecurrent});
+  put(keys, -1, true, CheckpointRule::kPromptEnd);
+  const double alone = score_of(eviction, keys);
+  for (const int to : {900, 950}) {
+    const Position taper = put(first_of(keys, to), -1, true, CheckpointRule::kTaper);
+    eviction.grew(trie_, *taper.node, kBig, 3 * kBig);
+    EXPECT_EQ(score_of(eviction, first_of(keys, to)), -std::numeric_limits<double>::infinity());
+  }
+  EXPECT_NEAR(score_of(eviction, keys) / alone, 1, 1e-3);
+  EXPECT_TRUE(eviction.make_room(trie_, budget(1)));
+  EXPECT_EQ(restorable(first_of(keys, 950), kRecurrent), 0);
+  EXPECT_EQ(restorable(keys, kRecurrent), 1000);
+  EXPECT_EQ(trie_.clock(), 0);
+  const Position other = put(range_keys(5000, 5100), -1, true);
+  eviction.grew(trie_, *other.node, kBig, 3 * kBig);
+  EXPECT_GT(trie_.clock(), 0) << "nothing but tapers has gone";
+}
+
 // What is refused ages the rest: in the end the newcomer is worth more than what nobody asks for.
 TEST_F(PrefixEviction, ANewcomerThatComesAgainAndAgainIsTakenIn) {
   put(range_keys(0, 1000), -1, true);

@@ -18,6 +18,11 @@ using Plan = std::vector<PlannedCheckpoint>;
 using Offsets = std::vector<int>;
 
 constexpr std::size_t kMiB = 1024 * 1024;
+const PolicyOptions kNoTapers = [] {
+  PolicyOptions options;
+  options.tapers = false;
+  return options;
+}();
 
 std::vector<int> offsets_of(const Plan& plan) {
   Offsets offsets;
@@ -107,12 +112,56 @@ TEST(MergeRule, OfOneOffsetTheStrongerRuleStays) {
   EXPECT_EQ(merge_close({{9, kPromptEnd}, {9, kBranch}, {9, kTurnEnd}}, 0, 1), (Plan{{9, kBranch}}));
 }
 
+PromptPlan of_length(int n_tokens, int restored = 0) {
+  PromptPlan prompt;
+  prompt.n_tokens = n_tokens;
+  prompt.restored = prompt.matched = restored;
+  return prompt;
+}
+
+// 11 % of 2000 before the end is 1780, and so on by halves and doubles: 44 % 1120, 22 % 1560, 5.5 % 1890, 88 % 240;
+// 2.75 % are 55, fewer than 64.
+TEST(TaperRule, PartsOfTheLengthBeforeTheEnd) {
+  EXPECT_EQ(tapered(of_length(2000)), (Offsets{240, 1120, 1560, 1780, 1890}));
+  EXPECT_EQ(tapered(of_length(2000, 1560)), (Offsets{1780, 1890}));
+  PolicyOptions far_apart;
+  far_apart.min_taper = 300;
+  EXPECT_EQ(tapered(of_length(2000), far_apart), (Offsets{240, 1120, 1560}));
+  EXPECT_TRUE(tapered(of_length(70)).empty());
+  EXPECT_EQ(tapered(of_length(80)), (Offsets{10}));  // 70.4 before its end
+}
+
+// Of any length and place, what is behind the nearest of them is little more than twice what is behind the place.
+TEST(TaperRule, LosesLittleMoreThanWhatIsMissing) {
+  for (int n = 100; n < 20000; n = n * 3 / 2) {
+    const Offsets offsets = tapered(of_length(n));
+    for (int left = n / 8; left < n - 64; left += 7) {
+      const auto after = std::upper_bound(offsets.begin(), offsets.end(), left);
+      const int restored = after == offsets.begin() ? 0 : after[-1];
+      EXPECT_LE(n - restored, 2 * (n - left) + 2) << n << " " << left;
+    }
+  }
+}
+
+TEST(TaperRule, HalfOfTheRoomMustBeFreeForIt) {
+  EXPECT_TRUE(has_room_for(kTaper, 50, 100));
+  EXPECT_FALSE(has_room_for(kTaper, 51, 100));
+  EXPECT_TRUE(has_room_for(kSpacing, 99, 100));
+}
+
 // ---- All rules together
+
+TEST(PlanPrompt, TapersStandWhereNothingElseIsNear) {
+  const PromptPlan prompt = {.n_tokens = 2000, .restored = 0, .matched = 1530, .turn_ends = {}, .size = {1 << 20, 1}};
+  EXPECT_EQ(plan_prompt(prompt),
+            (Plan{{240, kTaper}, {1120, kTaper}, {1530, kBranch}, {1780, kTaper}, {1890, kTaper}, {1996, kPromptEnd}}));
+  EXPECT_EQ(plan_prompt(prompt, kNoTapers), (Plan{{1530, kBranch}, {1996, kPromptEnd}}));
+}
 
 TEST(PlanPrompt, ATailComesBeforeThePromptsEnd) {
   const PromptPlan prompt = {
       .n_tokens = 300, .restored = 100, .matched = 100, .turn_ends = {}, .size = {100, 10}, .tail = 22};
-  EXPECT_EQ(plan_prompt(prompt), (Plan{{274, kTail}, {296, kPromptEnd}}));
+  EXPECT_EQ(plan_prompt(prompt, kNoTapers), (Plan{{274, kTail}, {296, kPromptEnd}}));
 }
 
 TEST(PlanPrompt, ModelsWithoutSuchLayersNeedNone) {
@@ -126,18 +175,19 @@ TEST(PlanPrompt, AColdChat) {
   const PromptPlan prompt = {.n_tokens = 1200, .restored = 0, .matched = 0, .turn_ends = ends, .size = {102400, 1000}};
   // N = 102400 / 250 = 410, rounded up. The last two turns and the end: 700, 1195 (1196 is close to it). Earlier turns
   // at least 102 apart: 300. Multiples of 410 at least 205 from the next: 410 is too near to 300, 820 to 700.
-  EXPECT_EQ(plan_prompt(prompt), (Plan{{300, kTurnEnd}, {700, kTurnEnd}, {1195, kTurnEnd}}));
+  EXPECT_EQ(plan_prompt(prompt, kNoTapers), (Plan{{300, kTurnEnd}, {700, kTurnEnd}, {1195, kTurnEnd}}));
 }
 
 TEST(PlanPrompt, AColdDocument) {
   const PromptPlan prompt = {.n_tokens = 1500, .restored = 0, .matched = 0, .turn_ends = {}, .size = {102400, 1000}};
-  EXPECT_EQ(plan_prompt(prompt), (Plan{{410, kSpacing}, {820, kSpacing}, {1230, kSpacing}, {1496, kPromptEnd}}));
+  EXPECT_EQ(plan_prompt(prompt, kNoTapers),
+            (Plan{{410, kSpacing}, {820, kSpacing}, {1230, kSpacing}, {1496, kPromptEnd}}));
 }
 
 TEST(PlanPrompt, APartialHit) {
   const PromptPlan prompt = {
       .n_tokens = 1500, .restored = 820, .matched = 1000, .turn_ends = {}, .size = {102400, 1000}};
-  EXPECT_EQ(plan_prompt(prompt), (Plan{{1000, kBranch}, {1230, kSpacing}, {1496, kPromptEnd}}));
+  EXPECT_EQ(plan_prompt(prompt, kNoTapers), (Plan{{1000, kBranch}, {1230, kSpacing}, {1496, kPromptEnd}}));
 }
 
 TEST(PlanPrompt, TheSamePromptAgainWithItsEndRestoredNeedsNothing) {
@@ -159,7 +209,7 @@ TEST(PlanPrompt, ALongAgentLogIsCoveredFromItsBeginning) {
   const PromptPlan prompt = {
       .n_tokens = 137990, .restored = 0, .matched = 0, .turn_ends = ends, .size = {628 * kMiB / 10, 20 * 1024}};
   const int spacing = checkpoint_spacing(prompt.size);  // 12862
-  const Offsets planned = offsets_of(plan_prompt(prompt));
+  const Offsets planned = offsets_of(plan_prompt(prompt, kNoTapers));
   int last = 0;
   for (const int offset : planned) {
     EXPECT_LE(offset - last, spacing);
@@ -203,7 +253,8 @@ TEST(PlanPrompt, PromisesHoldForAnyPrompt) {
                                    .min_spacing = 1 + below(400),
                                    .close = below(30),
                                    .prompt_tail = below(6),
-                                   .n_exact_turns = below(4)};
+                                   .n_exact_turns = below(4),
+                                   .tapers = below(2) == 0};
     SCOPED_TRACE("prompt " + std::to_string(i));
     const int spacing = checkpoint_spacing(prompt.size, options);
     const Plan plan = plan_prompt(prompt, options);

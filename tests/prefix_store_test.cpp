@@ -170,7 +170,8 @@ TEST(PrefixStore, CheckpointsLandWhereThePlanSaysHoweverThePromptIsCut) {
       const Tokens asked = joined(test::prefix(prompt, p), {5000});
       if (store.restorable(asked) == p) offsets.push_back(p);
     }
-    EXPECT_EQ(offsets, (std::vector<int>{300, 700, 1195})) << n_slice;
+    // Turns at 300, 700 and 1195. Tapers 88 %, 22 % and 11 % of 1200 before the end; 672 and 1134 are near to turns.
+    EXPECT_EQ(offsets, (std::vector<int>{144, 300, 700, 936, 1068, 1195})) << n_slice;
   }
 }
 

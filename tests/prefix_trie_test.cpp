@@ -490,7 +490,8 @@ TEST_P(PrefixRequests, TheThirdOfThreeThatShareABeginningHitsAllOfIt) {
   FakeEngine engine(GetParam());
   const Keys shared = range_keys(0, 257);
   EXPECT_EQ(engine.run(joined(shared, range_keys(1000, 1100))), 0);
-  EXPECT_EQ(engine.run(joined(shared, range_keys(2000, 2100))), engine.needs.checkpoint ? 0 : 257);
+  // Of the first prompt's 357 tokens 44 %, 157, before its end stands a taper.
+  EXPECT_EQ(engine.run(joined(shared, range_keys(2000, 2100))), engine.needs.checkpoint ? 200 : 257);
   EXPECT_EQ(engine.run(joined(shared, range_keys(3000, 3100))), 257);
 }
 

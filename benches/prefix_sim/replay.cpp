@@ -67,7 +67,7 @@ class Replay {
     n_prompt_ = prompt.n_tokens;
     const auto keep_all = [&](const std::vector<prefix::PlannedCheckpoint>& plan) {
       for (const prefix::PlannedCheckpoint& one : plan) {
-        if (keep(keys, one.offset, &one)) last_ = one.offset;
+        if (keep(keys, one.offset, &one) && one.rule != prefix::CheckpointRule::kTaper) last_ = one.offset;
       }
     };
     if (model_.needs().checkpoint) keep_all(rules_->plan(prompt));
@@ -96,6 +96,9 @@ class Replay {
     if (planned != nullptr) {
       const std::size_t row_bytes = model_.row_bytes * static_cast<std::size_t>(to - last_);
       newcomer = {planned->rule, last_, to, model_.checkpoint_bytes(to) + row_bytes};
+    }
+    if (planned != nullptr && !prefix::has_room_for(planned->rule, trie_.size_bytes() + n_bytes, options_.budget)) {
+      return false;
     }
     if (!make_room(n_bytes, newcomer ? &*newcomer : nullptr)) return false;
     prefix::Insertion insertion{.keys = keys, .known = pin_.position()};

@@ -23,18 +23,19 @@ using Plan = std::vector<PlannedCheckpoint>;
 
 class MemoirRules : public Rules {
  public:
-  explicit MemoirRules(const Model& model)
-      : spacing_(prefix::checkpoint_spacing(model.state_size())),
+  explicit MemoirRules(const Model& model, bool tapers = true)
+      : policy_{.tapers = tapers},
+        spacing_(prefix::checkpoint_spacing(model.state_size())),
         eviction_({.needs = model.needs(), .cost = model.cost}) {}
 
   void used(const prefix::Match& match, const Trie&, int n_tokens) override {
-    habit_.saw(match, n_tokens, kPolicy.close);
+    habit_.saw(match, n_tokens, policy_.close);
   }
 
   Plan plan(const prefix::PromptPlan& prompt) const override {
     prefix::PromptPlan with_tail = prompt;
-    with_tail.tail = habit_.tail(kPolicy.close);
-    return prefix::plan_prompt(with_tail, kPolicy);
+    with_tail.tail = habit_.tail(policy_.close);
+    return prefix::plan_prompt(with_tail, policy_);
   }
 
   Plan plan_answer(int last, int n_prompt, int to) const override {
@@ -54,8 +55,7 @@ class MemoirRules : public Rules {
   }
 
  private:
-  static constexpr prefix::PolicyOptions kPolicy = {};
-
+  prefix::PolicyOptions policy_;
   int spacing_;
   prefix::TailHabit habit_;
   prefix::Eviction eviction_;
@@ -129,7 +129,7 @@ class Lru {
 
 class LruRules final : public MemoirRules {
  public:
-  explicit LruRules(const Model& model) : MemoirRules(model), lru_(model, 1) {}
+  explicit LruRules(const Model& model) : MemoirRules(model, false), lru_(model, 1) {}
 
   void used(const prefix::Match& match, const Trie& trie, int n_tokens) override {
     MemoirRules::used(match, trie, n_tokens);

@@ -18,6 +18,8 @@ std::string_view checkpoint_rule_name(CheckpointRule rule) {
       return "answer_end";
     case CheckpointRule::kTail:
       return "tail";
+    case CheckpointRule::kTaper:
+      return "taper";
   }
   return "unknown";
 }

@@ -18,15 +18,16 @@ enum class CheckpointRule : std::uint8_t {
   kLongAnswer,  // every so many tokens of an answer
   kAnswerEnd,   // the end of an answer
   kTail,        // as far before the prompt's end as prompts were left lately
+  kTaper,       // at parts of the prompt's length before its end, as long as nobody needs the room
 };
 
-inline constexpr std::size_t kCheckpointRules = 7;
+inline constexpr std::size_t kCheckpointRules = 8;
 
 /// One T for each rule, by its number.
 template <class T>
 using PerRule = std::array<T, kCheckpointRules>;
 
-/// "branch", "turn_end", "prompt_end", "spacing", "long_answer", "answer_end" or "tail".
+/// "branch", "turn_end", "prompt_end", "spacing", "long_answer", "answer_end", "tail" or "taper".
 std::string_view checkpoint_rule_name(CheckpointRule rule);
 
 }  // namespace memoir::prefix

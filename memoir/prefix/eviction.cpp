@@ -85,6 +85,10 @@ class Queue {
   std::optional<Candidate> last_;  // the first of those left out
 };
 
+bool is_taper(const Node& node) {
+  return node.checkpoint() != nullptr && node.rule() == CheckpointRule::kTaper;
+}
+
 // The end of the chain without branches and checkpoints that begins at `node`: a leaf there owns the chain's rows.
 Node& chain_end(Node& node) {
   Node* end = &node;
@@ -135,7 +139,8 @@ double Eviction::first_hit(const Trie& trie, CheckpointRule rule) const {
 int Eviction::restorable_above(const Node& node) const {
   const Node* above = node.parent();
   if (!options_.needs.checkpoint) return above->to();
-  while (!above->is_root() && above->checkpoint() == nullptr) above = above->parent();
+  const auto counts = [](const Node& n) { return n.checkpoint() != nullptr && !is_taper(n); };
+  while (!above->is_root() && !counts(*above)) above = above->parent();
   return above->to();
 }
 
@@ -156,6 +161,10 @@ std::optional<Candidate> Eviction::unpinned(const Trie& trie, const Node& node) 
   double cost = options_.needs.checkpoint ? options_.cost(restorable_above(node), node.to()) : 0;
   if (!node.is_leaf()) {
     if (bytes == 0) return std::nullopt;  // there is none, or one that is lazy still
+    if (is_taper(node)) {
+      result.score = -std::numeric_limits<double>::infinity();
+      return result;
+    }
   } else {
     const bool dead = is_dead(node);
     result.victim = dead ? Victim::kDeadLeaf : Victim::kRows;
@@ -181,7 +190,7 @@ std::size_t Eviction::leaf_bytes(const Trie& trie, const Node& leaf) const {
     bytes += Node::kBytes + node->keys().size_bytes();
     if (node->rows() != nullptr) bytes += trie.ledger().share_bytes(*node->rows());
     node = node->parent();
-  } while (options_.needs.checkpoint && !node->is_root() && node->checkpoint() == nullptr &&
+  } while (options_.needs.checkpoint && !node->is_root() && (node->checkpoint() == nullptr || is_taper(*node)) &&
            node->children().size() == 1);
   return bytes;
 }
@@ -189,6 +198,7 @@ std::size_t Eviction::leaf_bytes(const Trie& trie, const Node& leaf) const {
 void Eviction::evict(Trie& trie, Node& node, const Candidate& candidate) {
   const std::size_t bytes_before = trie.size_bytes();
   const std::size_t keys_before = trie.n_keys();
+  has_aged_ = has_aged_ || !is_taper(node);
   if (candidate.victim == Victim::kCheckpoint) {
     trie.drop_checkpoint(node, Join::kLater);
     ++counters_.n_checkpoints;
@@ -205,7 +215,7 @@ void Eviction::evict(Trie& trie, Node& node, const Candidate& candidate) {
 }
 
 void Eviction::grew(Trie& trie, const Node& node, std::size_t n_bytes, std::size_t budget) const {
-  if (budget == 0 || counters_.n_bytes > 0) return;
+  if (budget == 0 || has_aged_ || is_taper(node)) return;
   const std::optional<Candidate> held = unpinned(trie, node);
   if (!held) return;
   trie.advance_clock(trie.clock() + held->value * static_cast<double>(n_bytes) / static_cast<double>(budget));

@@ -4,7 +4,8 @@
 //
 // Candidates: the checkpoint of a node with children (its rows stay, those below need them), and a leaf. A leaf that
 // needs a checkpoint goes whole; without that need its rows are trimmed from the end. What lies above a pin never goes.
-// A leaf that nothing can be restored from (no checkpoint where one is needed, no rows where they are) goes first.
+// A leaf that nothing can be restored from (no checkpoint where one is needed, no rows where they are) goes first, and
+// with it the checkpoints of the rule taper that have anything below them, which are taken for free room alone.
 // Rows are trimmed to multiples of kTrimUnit, so that what is cut off is little more than what has to go.
 //
 // The rest goes by lowest score, GDSF's (Cherkasova 1998, "Improving WWW proxies performance with Greedy-Dual-Size-
@@ -12,7 +13,8 @@
 //
 //   score = clock at last use + weight * cost(nearest restorable ancestor, end) / bytes
 //
-//   cost    what a request that ends here would have to compute if it were gone. a and b in tokens:
+//   cost    what a request that ends here would have to compute if it were gone. a and b in tokens, tapers not
+//           counted as ancestors:
 //           per_token * (b - a) + per_pair * (b^2 - a^2) / 2
 //           Of rows that are trimmed per_token * (b - a): were it by depth, the ends of long logs would stay when they
 //           are over, and shorter ones that go on would be cut (benches/prefix_sim shows it)
@@ -57,7 +59,7 @@ struct RecomputeCost {
 struct EvictionOptions {
   Needs needs = {};
   RecomputeCost cost = {};
-  PerRule<double> prior = {0.5, 0.3, 0.5, 0.1, 0.05, 0.5, 0.5};  // of a first hit, by rule
+  PerRule<double> prior = {0.5, 0.3, 0.5, 0.1, 0.05, 0.5, 0.5, 0.01};  // of a first hit, by rule
   double hit_weight = 0.15;
 };
 
@@ -135,6 +137,7 @@ class Eviction {
   void evict(Trie& trie, Node& node, const Candidate& candidate);
 
   EvictionOptions options_;
+  bool has_aged_ = false;  // whether anything but tapers has gone
   EvictionCounters counters_;
 };
 

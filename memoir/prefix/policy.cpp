@@ -84,6 +84,18 @@ std::vector<int> spaced(int from, int to, int spacing) {
   return offsets;
 }
 
+std::vector<int> tapered(const PromptPlan& prompt, const PolicyOptions& options) {
+  constexpr double kPart = 0.11;  // a tenth, and some tokens that a template puts before it
+  constexpr int kHalves = 8;
+  std::vector<int> offsets;
+  for (double part = kPart * (1 << 3); part * (1 << kHalves) >= kPart; part /= 2) {
+    const int distance = static_cast<int>(part * prompt.n_tokens);
+    if (distance < options.min_taper) break;
+    if (prompt.n_tokens - distance > prompt.restored) offsets.push_back(prompt.n_tokens - distance);
+  }
+  return offsets;
+}
+
 std::vector<PlannedCheckpoint> merge_close(std::vector<PlannedCheckpoint> planned, int restored, int close) {
   std::sort(planned.begin(), planned.end(), by_offset);
   std::vector<PlannedCheckpoint> kept;
@@ -115,7 +127,15 @@ std::vector<PlannedCheckpoint> plan_prompt(const PromptPlan& prompt, const Polic
   add_apart(planned, {turns.begin(), exact}, CheckpointRule::kTurnEnd, prompt.restored, std::max(near, spacing / 4));
   add_apart(planned, spaced(prompt.restored, prompt.n_tokens, spacing), CheckpointRule::kSpacing, prompt.restored,
             std::max(near, spacing / 2));
+  if (options.tapers) {
+    add_apart(planned, tapered(prompt, options), CheckpointRule::kTaper, prompt.restored,
+              std::max(near, options.min_taper));
+  }
   return planned;
+}
+
+bool has_room_for(CheckpointRule rule, std::size_t n_bytes, std::size_t max_bytes) {
+  return rule != CheckpointRule::kTaper || n_bytes <= max_bytes / 2;
 }
 
 std::vector<PlannedCheckpoint> plan_answer(int last_checkpoint, int from, int to, int spacing) {

@@ -10,6 +10,10 @@
 //   prompt end  the same prompt again, or with another answer
 //   tail        prompts were left so many tokens before their ends lately (tail_habit.h)
 //   spacing     every N tokens where the others leave room, so that no divergence loses more than 2 N
+//   taper       11 %, 22 %, 44 %, ... and 5.5 %, ... of the prompt before its end: one that is left inside a message
+//   for
+//               the first time computes little more than twice what it has anew, and a last tenth at once. They are the
+//               first to go (eviction.h)
 // and within an answer: every N tokens, and its end.
 //
 // Threads: pure functions.
@@ -36,6 +40,8 @@ struct PolicyOptions {
   int prompt_tail = 4;         // tokens of the prompt behind its last checkpoint
   int n_exact_turns = 2;       // the last ends of turns, which are never moved for economy
   bool learns_tail = true;     // the rule tail
+  bool tapers = true;          // the rule taper
+  int min_taper = 64;          // nearer to another checkpoint it is not worth taking
 };
 
 struct PlannedCheckpoint {
@@ -76,15 +82,23 @@ std::vector<int> turn_ends(const PromptPlan& prompt);
 /// places.
 std::vector<int> spaced(int from, int to, int spacing);
 
+/// Offsets at 11 % of n_tokens before its end, at halves and doubles of that as long as they are min_taper or more and
+/// not before `restored`. Ascending.
+std::vector<int> tapered(const PromptPlan& prompt, const PolicyOptions& options = {});
+
 /// Of checkpoints that lie closer than `close` behind another (or behind `restored`), keeps the first: what is left out
 /// costs fewer than `close` tokens. Sorts; where two have one offset, the stronger rule stays.
 std::vector<PlannedCheckpoint> merge_close(std::vector<PlannedCheckpoint> planned, int restored, int close);
 
 /// All rules for a prompt, ascending, within (restored, n_tokens). The branch, the last turns, the tail and the
 /// prompt's end come first and are merged where they are `close`; earlier turns join them where nothing is nearer than
-/// N / 4, and spaced ones where nothing is nearer than N / 2. Throws std::invalid_argument as checkpoint_spacing, and
-/// if restored, matched or n_tokens are not in order or negative.
+/// N / 4, spaced ones where nothing is nearer than N / 2, and tapered ones than min_taper. Throws std::invalid_argument
+/// as checkpoint_spacing, and if restored, matched or n_tokens are not in order or negative.
 std::vector<PlannedCheckpoint> plan_prompt(const PromptPlan& prompt, const PolicyOptions& options = {});
+
+/// Whether a checkpoint of the rule is worth trying for where the cache would hold n_bytes of max_bytes with it: a
+/// tapered one as long as half of the room is free, the others always.
+bool has_room_for(CheckpointRule rule, std::size_t n_bytes, std::size_t max_bytes);
 
 /// While answering: every `spacing` tokens behind the last checkpoint, within (from, to].
 /// Throws std::invalid_argument if spacing < 1.

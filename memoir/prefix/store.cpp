@@ -305,6 +305,7 @@ void Store::insert(Lease& lease, const CacheParts& parts, int to, std::unique_pt
     const int above = std::min(lease.last_checkpoint_, to);
     newcomer = {rule, above, to, checkpoint->size_bytes() + static_cast<std::size_t>(to - above) * size_.row_bytes};
   }
+  if (checkpoint && !has_room_for(rule, trie_.size_bytes() + n_bytes, options_.max_bytes)) return;
   if (!make_room(n_bytes, newcomer ? &*newcomer : nullptr)) return;
   if (n_new_rows > 0) insertion.rows = RowBlocks::copied(parts, rows_from, to, options_.narrow_rows);
   insertion.known = lease.pin_.position();  // not before: making room joins edges
@@ -314,7 +315,7 @@ void Store::insert(Lease& lease, const CacheParts& parts, int to, std::unique_pt
   if (!position) return;
   eviction_.grew(trie_, *position->node, n_bytes, options_.max_bytes);
   lease.pin_ = trie_.pin(*position);
-  if (states) lease.last_checkpoint_ = to;
+  if (states && rule != CheckpointRule::kTaper) lease.last_checkpoint_ = to;
   if (tier_) tell_tier(std::span(lease.keys_).first(static_cast<std::size_t>(to)), parts, rows_from, states, rule);
 }
 
@@ -335,7 +336,8 @@ void Store::tell_tier(std::span<const Key> keys, const CacheParts& parts, int ro
     for (int end = (rows_from / kRowBlock + 1) * kRowBlock; end <= to; end += kRowBlock) {
       tell_rows(keys, parts, end - kRowBlock, end);
     }
-    if (!states) return;
+    // Those at parts of a prompt's length are for free room, which a disk's writes are not.
+    if (!states || rule == CheckpointRule::kTaper) return;
     if (needs_.rows) tell_end(keys, parts);
     tier_->keep(keys, states, rule);
   } catch (...) {

@@ -14,13 +14,15 @@ const Node* youngest_child(const Node& node) {
 }
 
 // The edge that ends with the last checkpoint of the prompt that was left: the rest of the last edge of the match, or
-// what comes next; a checkpoint of this habit may lie between. Null if there is none.
+// what comes next; checkpoints of this habit and tapered ones may lie between. Null if there is none.
 const Node* left_edge(const Match& match) {
   const Node* edge = match.path.back();
   if (match.matched == edge->to()) edge = youngest_child(*edge);
-  if (edge != nullptr && edge->checkpoint() != nullptr && edge->rule() == CheckpointRule::kTail) {
-    edge = youngest_child(*edge);
-  }
+  const auto lies_between = [](const Node& node) {
+    return node.checkpoint() != nullptr &&
+           (node.rule() == CheckpointRule::kTail || node.rule() == CheckpointRule::kTaper);
+  };
+  while (edge != nullptr && lies_between(*edge)) edge = youngest_child(*edge);
   const bool is_end = edge != nullptr && edge->checkpoint() != nullptr && edge->rule() == CheckpointRule::kPromptEnd;
   return is_end ? edge : nullptr;
 }
