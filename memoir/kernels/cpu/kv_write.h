@@ -2,9 +2,10 @@
 
 // New rows of keys or values into a cache's buffer, turned to the buffer's form on the way. No MLX.
 //
-// Dense elements are rounded to nearest, ties to even; finite ones stay finite in float16 (base/half.h). Codes are those of mx::quantize of the rounded
-// elements, to the bit: for each group scale = (max - min) / (2^bits - 1), at least 1e-7, signed and then adjusted so
-// that the edge of larger magnitude (which is the bias) falls on a code; code = rint((x - bias) / scale), clamped.
+// Dense elements are rounded to nearest, ties to even; finite ones stay finite in float16 (base/half.h). Codes are
+// those of mx::quantize of the rounded elements, to the bit: for each group scale = (max - min) / (2^bits - 1), at
+// least 1e-7, signed and then adjusted so that the edge of larger magnitude (which is the bias) falls on a code; code =
+// rint((x - bias) / scale), clamped.
 
 #include <span>
 
