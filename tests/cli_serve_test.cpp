@@ -203,6 +203,11 @@ TEST_F(CliServe, DraftsThatCannotBeServedAreRefusedWithTheReason) {
                  "--draft whole: is for one model");
 }
 
+TEST_F(CliServe, TooFewBytesForOneTokenAreRefusedByTheOption) {
+  expect_failure("serve --port 0 -m " + whole_model("whole").string() + " --max-cache-bytes 1", 2,
+                 "--max-cache-bytes: 1 bytes for a model, expected at least the ");
+}
+
 TEST_F(CliServe, OfSeveralModelsThoseThatCarryNoDraftAreServedWithout) {
   const path whole = whole_model("whole");
   test::write_file(folder_.path() / "Modelfile", "FROM " + whole.string() + "\nDRAFT " + tiny());

@@ -13,6 +13,7 @@
 #include "memoir/cli/heap.h"
 #include "memoir/cli/report.h"
 #include "memoir/cli/status.h"
+#include "memoir/engine/measured_cost.h"
 #include "memoir/model/config.h"
 #include "memoir/model/load.h"
 #include "memoir/model/package.h"
@@ -143,6 +144,12 @@ std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const 
   const cache::CacheOptions caches = options.kv.cache_options(loaded.model->config());
   options.prefix_cache.check(true, *loaded.model, caches, engine::companion_of(options.service.drafting));
   engine::ServiceOptions service = options.service;
+  const std::size_t n_least = engine::measured_cost(*loaded.model, caches).bytes(1);
+  if (service.max_cache_bytes && *service.max_cache_bytes < n_least) {
+    throw UsageError("--max-cache-bytes: " + std::to_string(*service.max_cache_bytes) +
+                     " bytes for a model, expected at least the " + std::to_string(n_least) +
+                     " of one token's keys, values and states");
+  }
   service.prefix_cache_format = options.prefix_cache.format();
   service.prefix_cache_directory = options.prefix_cache.directory(path.string());
   if (service.prefix_cache_directory && options.on_warning)

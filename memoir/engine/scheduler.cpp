@@ -71,7 +71,9 @@ class Engine {
   };
 
   Engine(StepRunner& runner, const PlannerOptions& options, Listener listener)
-      : runner_(runner), planner_(options), listener_(std::move(listener)) {}
+      : runner_(runner), planner_(options), listener_(std::move(listener)) {
+    update_report();
+  }
 
   bool is_idle() const { return jobs_.empty(); }
   const Report& report() const { return report_; }
@@ -443,6 +445,7 @@ void Scheduler::work(const MakeRunner& make_runner, std::promise<RequestRun::Lim
                            const std::lock_guard lock(mutex_);
                            if (--n_open_ == 0) is_drained_.notify_all();
                          }});
+    report_ = engine->report();
     ready.set_value(limits);
   } catch (...) {
     runner.reset();

@@ -192,12 +192,12 @@ class Ending(Faulty):
     def expect_kept(self, name, answers):
         """A new server on that directory has computed what the one before was asked, and says the same."""
         server = self.serve(*self.kept(name))
+        self.assertGreater(self.metric(server, 'memoir_prefix_cache_bytes{tier="directory"}'), 0)
         for prompt, (choice, _) in zip(PROMPTS, answers):
             again, n_cached = answer(server.address, prompt)
             self.assertEqual(again, choice)
             self.assertGreater(n_cached, 20)
         self.assertEqual(self.metric(server, "memoir_prefix_cache_hits_total"), len(PROMPTS))
-        self.assertGreater(self.metric(server, 'memoir_prefix_cache_bytes{tier="directory"}'), 0)
         self.assertEqual(server.stop(), 0)
 
     def test_sigterm_under_load_lets_answers_end_and_keeps_what_was_computed(self):
