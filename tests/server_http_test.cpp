@@ -201,6 +201,9 @@ TEST_F(Http, BodiesOfOtherKindsAreRefused) {
   EXPECT_EQ(status_of("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n"), 413);
   EXPECT_EQ(status_of("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"), 400);
   EXPECT_EQ(status_of("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}"), 400);
+  EXPECT_EQ(status_of("GET /health HTTP/1.1\r\nHost : x\r\n\r\n"), 400);
+  EXPECT_EQ(status_of("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length : 2\r\n\r\n{}"), 400);
+  EXPECT_EQ(status_of("POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding\t: chunked\r\n\r\n"), 400);
   EXPECT_EQ(post("/v1/completions", "x", "Content-Encoding: gzip\r\n").status, 415);
   EXPECT_EQ(post("/v1/completions", "x", "Content-Type: multipart/form-data; boundary=x\r\n").status, 415);
   EXPECT_EQ(status_of("DELETE /api/delete HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"), 405);

@@ -53,6 +53,11 @@ TEST(RequestJson, ErrorsNameTheFieldAndItsPlace) {
   EXPECT_EQ(message_of([&] { Fields(body["o"]["x"], "x"); }), "x: is not an object");
 }
 
+TEST(ApiErrors, MessagesGoOnBehindANulThatTheyQuote) {
+  EXPECT_STREQ(ApiError(404, std::string("the model 'a\0b' does not exist", 30)).what(),
+               "the model 'a\\x00b' does not exist");
+}
+
 TEST(RequestJson, WholeNumbersMayBeWrittenAsFloats) {
   const Json body = Json::parse(R"({"a": 16.0, "max": 18446744073709551615, "min": -9223372036854775808})");
   const Fields fields(body);

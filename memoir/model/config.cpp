@@ -76,6 +76,11 @@ void read_longrope(const ConfigFields& fields, const ModelConfig& config, RopeCo
                                                    static_cast<double>(rope.original_max_position));
 }
 
+// Of the other types transformers' classes have no partial_rotary_factor, and turn whole heads whatever the key says.
+bool may_turn_in_part(const std::string& model_type) {
+  return model_type.starts_with("qwen3_next") || model_type.starts_with("qwen3_5") || model_type.starts_with("gemma4");
+}
+
 // One set of parameters, `fields`; `outer` is the whole configuration, which has the period under `outer_theta`.
 RopeConfig read_rope(const ConfigFields& fields, const ConfigFields& outer, const ModelConfig& config,
                      std::string_view outer_theta = "rope_theta") {
@@ -87,6 +92,7 @@ RopeConfig read_rope(const ConfigFields& fields, const ConfigFields& outer, cons
   const auto part = fields.positive("partial_rotary_factor");
   rope.partial_rotary_factor = part ? *part : outer.positive("partial_rotary_factor").value_or(1);
   if (rope.partial_rotary_factor > 1) fields.fail("partial_rotary_factor", "is above 1");
+  if (rope.type == "default" && !may_turn_in_part(config.model_type)) rope.partial_rotary_factor = 1;
   if (rope.type == "proportional") rope.factor = fields.positive("factor").value_or(1);
   if (rope.type == "default" || rope.type == "proportional") return rope;
 

@@ -7,12 +7,18 @@
 #include <string>
 #include <utility>
 
+#include "memoir/base/printable.h"
+
 namespace memoir::server {
 
+/// What clients sent and messages quote is written out where it can't be printed: a NUL would end the message.
 class ApiError : public std::runtime_error {
  public:
   ApiError(int status, const std::string& message, std::string param = {}, std::string code = {})
-      : std::runtime_error(message), status_(status), param_(std::move(param)), code_(std::move(code)) {}
+      : std::runtime_error(printable(message, message.size())),
+        status_(status),
+        param_(std::move(param)),
+        code_(std::move(code)) {}
 
   int status() const { return status_; }
   /// The field at fault ("messages[0].content"), or empty.

@@ -304,7 +304,9 @@ class HttpServer::Impl : public httplib::Server {
     job.request_id = is_id(given_id) ? given_id : new_id();
     response.set_header("X-Request-Id", job.request_id);
     const bool may_have_body = request.method != "GET" && request.method != "HEAD" && request.method != "OPTIONS";
+    const bool has_odd_names = !are_header_names(request);
     try {
+      if (has_odd_names) throw ApiError(400, "the name of a header has a blank");
       admit(request, response);
       if (may_have_body) {
         check_body_headers(request);
@@ -320,12 +322,18 @@ class HttpServer::Impl : public httplib::Server {
         return HandlerResponse::Handled;
       }
     } catch (const ApiError& error) {
-      job.must_close = job.has_unread_body = may_have_body || has_body(request);
+      job.must_close = job.has_unread_body = may_have_body || has_body(request) || has_odd_names;
       reply_error(request.path, response, error);
       return HandlerResponse::Handled;
     }
     answer();
     return HandlerResponse::Handled;
+  }
+
+  // RFC 9112, section 5.1: "Content-Length : 2" would be a length to a proxy and none here, and a body a request.
+  static bool are_header_names(const httplib::Request& request) {
+    return std::none_of(request.headers.begin(), request.headers.end(),
+                        [](const auto& header) { return header.first.find_first_of(" \t") != std::string::npos; });
   }
 
   static bool states_body(const httplib::Request& request) {
