@@ -96,8 +96,7 @@ void KvArguments::add_formats_to(CLI::App& command) {
   command
       .add_option("--kv", kv,
                   "how keys and values are kept: a type, or so many bits in groups of 64 or 32 (auto: f16 for a "
-                  "quantized model, "
-                  "else as the model computes, on the CPU f32)")
+                  "quantized model, else as the model computes, on the CPU f32)")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16", "q8", "q6", "q5", "q4", "q3", "q2"}))
       ->type_name("TYPE")
       ->capture_default_str();

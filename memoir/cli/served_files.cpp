@@ -112,6 +112,13 @@ int context_of(const model::ModelConfig& config, const ServingOptions& options) 
                                      : config.max_position;
 }
 
+void check_room_for_a_token(std::size_t max_bytes, const model::Model& model, const cache::CacheOptions& caches) {
+  const std::size_t n_least = engine::measured_cost(model, caches).bytes(1);
+  if (max_bytes >= n_least) return;
+  throw UsageError("--max-cache-bytes: " + std::to_string(max_bytes) + " bytes for a model, expected at least the " +
+                   std::to_string(n_least) + " of one token's keys, values and states");
+}
+
 }  // namespace
 
 std::string served_name(const fs::path& path) {
@@ -144,12 +151,7 @@ std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const 
   const cache::CacheOptions caches = options.kv.cache_options(loaded.model->config());
   options.prefix_cache.check(true, *loaded.model, caches, engine::companion_of(options.service.drafting));
   engine::ServiceOptions service = options.service;
-  const std::size_t n_least = engine::measured_cost(*loaded.model, caches).bytes(1);
-  if (service.max_cache_bytes && *service.max_cache_bytes < n_least) {
-    throw UsageError("--max-cache-bytes: " + std::to_string(*service.max_cache_bytes) +
-                     " bytes for a model, expected at least the " + std::to_string(n_least) +
-                     " of one token's keys, values and states");
-  }
+  if (service.max_cache_bytes) check_room_for_a_token(*service.max_cache_bytes, *loaded.model, caches);
   service.prefix_cache_format = options.prefix_cache.format();
   service.prefix_cache_directory = options.prefix_cache.directory(path.string());
   if (service.prefix_cache_directory && options.on_warning)

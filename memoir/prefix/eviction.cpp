@@ -86,7 +86,7 @@ class Queue {
 };
 
 bool is_taper(const Node& node) {
-  return node.checkpoint() != nullptr && node.rule() == CheckpointRule::kTaper;
+  return node.has_checkpoint_of(CheckpointRule::kTaper);
 }
 
 // The end of the chain without branches and checkpoints that begins at `node`: a leaf there owns the chain's rows.

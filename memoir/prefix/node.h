@@ -42,6 +42,8 @@ class Node {
 
   /// Of the checkpoint, if there is one.
   CheckpointRule rule() const { return rule_; }
+  /// Whether there is one, and that rule placed it.
+  bool has_checkpoint_of(CheckpointRule rule) const { return checkpoint_ && rule_ == rule; }
 
   /// Whether the edge is a part of an answer that no prompt has gone on behind (Insertion::is_answer).
   bool is_answer() const { return is_answer_; }

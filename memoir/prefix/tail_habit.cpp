@@ -19,11 +19,10 @@ const Node* left_edge(const Match& match) {
   const Node* edge = match.path.back();
   if (match.matched == edge->to()) edge = youngest_child(*edge);
   const auto lies_between = [](const Node& node) {
-    return node.checkpoint() != nullptr &&
-           (node.rule() == CheckpointRule::kTail || node.rule() == CheckpointRule::kTaper);
+    return node.has_checkpoint_of(CheckpointRule::kTail) || node.has_checkpoint_of(CheckpointRule::kTaper);
   };
   while (edge != nullptr && lies_between(*edge)) edge = youngest_child(*edge);
-  const bool is_end = edge != nullptr && edge->checkpoint() != nullptr && edge->rule() == CheckpointRule::kPromptEnd;
+  const bool is_end = edge != nullptr && edge->has_checkpoint_of(CheckpointRule::kPromptEnd);
   return is_end ? edge : nullptr;
 }
 
@@ -34,7 +33,7 @@ void TailHabit::saw(const Match& match, int n_tokens, int close) {
   const Node* const edge = left_edge(match);
   if (edge == nullptr) return;
   const Node& used = *match.restorable.node;
-  const bool is_by_habit = used.checkpoint() != nullptr && used.rule() == CheckpointRule::kTail;
+  const bool is_by_habit = used.has_checkpoint_of(CheckpointRule::kTail);
   if (match.matched - match.restorable.offset < std::max(1, close) && !is_by_habit) return;
   const bool is_known =
       std::any_of(seen_.begin(), seen_.end(), [&](const Seen& one) { return one.node == edge->id(); });
