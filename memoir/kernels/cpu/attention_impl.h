@@ -43,6 +43,8 @@ const float* query_of(const AttentionArgs& args, QueryRow row) {
   return args.queries + row.head * args.query_head_stride + row.query * args.query_row_stride;
 }
 
+constexpr int kValuesPerAsk = 4;  // rows between two calls of Ahead::ask()
+
 // o of kRows query rows, kVectors * 16 values from `at` on: the values of positions [begin, end) by weight, merged.
 template <typename S, int kRows, int kVectors, Element kElement>
 void weigh_values(const float (*weights)[kBlockPositions], const BlockOperand& values, int at, int begin, int end,
@@ -53,7 +55,7 @@ void weigh_values(const float (*weights)[kBlockPositions], const BlockOperand& v
                                  __attribute__((always_inline)) { sum[i / kVectors][i % kVectors] = S::zero(); });
   const std::byte* row = values.row(begin) + at * kSize;
   for (int c = begin; c < end; ++c, row += values.stride) {
-    next.ask();
+    if (c % kValuesPerAsk == 0) next.ask();
     typename S::F value[kVectors];
     unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
       value[v] = load_elements<S>(kElement, row + v * kLanes * kSize);

@@ -24,8 +24,8 @@ template <typename S, int kRows, int kVectors, int kStep>
   if constexpr (kStep == kLanes) {
     unrolled<kRows * kVectors>([&](auto i)
                                    __attribute__((always_inline)) { sum[i / kVectors][i % kVectors] = S::zero(); });
+    next.ask();
     for (int d = lane; d < dim; d += kStep) {
-      next.ask();
       typename S::F key[kVectors];
       const float* keys = keys_t + static_cast<std::ptrdiff_t>(d) * kBlockPositions;
       unrolled<kVectors>([&](auto v) __attribute__((always_inline)) { key[v] = S::load(keys + v * kLanes); });
@@ -81,8 +81,8 @@ void score_few(const AttentionArgs& args, const float* const (&queries)[kRows], 
       });
       typename S::F sum[kRows][kKeys];
       unrolled<kRows * kKeys>([&](auto i) __attribute__((always_inline)) { sum[i / kKeys][i % kKeys] = S::zero(); });
+      next.ask();
       for (int d = 0; d < dim; d += kLanes) {
-        next.ask();
         typename S::F query[kRows];
         unrolled<kRows>([&](auto r) __attribute__((always_inline)) { query[r] = S::load(queries[r] + d); });
         unrolled<kKeys>([&](auto k) __attribute__((always_inline)) {

@@ -92,7 +92,8 @@ std::uint64_t visible_positions(const AttentionArgs& args, int position, int fir
 }
 
 // Asks for the rows of a block ahead of their use, a few lines of the cache at a time between other work: a processor
-// that is asked for many at once stands still. Rows that don't lie side by side are left out.
+// that is asked for many at once stands still. They are asked into the second cache, where more can be under way than
+// into the first. Rows that don't lie side by side are left out.
 class Ahead {
  public:
   Ahead(const AttentionArgs& args, const BlockRows& block, int head) {
@@ -101,31 +102,29 @@ class Ahead {
     const int n_rows = block.end() - block.begin();
     now_ = lines_of(args.keys, head, row, n_rows);
     then_ = lines_of(args.values, head, row, n_rows);
-    per_step_ = static_cast<int>(((now_.end - now_.at) + (then_.end - then_.at)) / (kLine * kSteps)) + 1;
+    per_step_ = (((now_.end - now_.at) + (then_.end - then_.at)) / (kLine * kSteps) + 1) * kLine;
   }
 
-  // To be called in each step of a block's loops, some kSteps times.
-  [[gnu::always_inline]] void ask() {
-    if (now_.at) ask_lines();
-  }
-  void ask_rest() {
-    while (now_.at) ask_lines();
-  }
-
- private:
-  static constexpr std::ptrdiff_t kLine = 64;
-  static constexpr int kSteps = 128;
-  struct Lines {
-    const std::byte* at = nullptr;
-    const std::byte* end = nullptr;
-  };
-
-  [[gnu::always_inline]] void ask_lines() {
-    for (int i = 0; i < per_step_; ++i, now_.at += kLine) __builtin_prefetch(now_.at, 0, 3);
+  // To be called some kSteps times in a block's loops, not in the innermost.
+  void ask() {
+    if (!now_.at) return;
+    const std::byte* end = std::min(now_.at + per_step_, now_.end);
+    for (; now_.at < end; now_.at += kLine) __builtin_prefetch(now_.at, 0, 2);
     if (now_.at < now_.end) return;
     now_ = then_;
     then_ = {};
   }
+  void ask_rest() {
+    while (now_.at) ask();
+  }
+
+ private:
+  static constexpr std::ptrdiff_t kLine = 64;
+  static constexpr int kSteps = 32;
+  struct Lines {
+    const std::byte* at = nullptr;
+    const std::byte* end = nullptr;
+  };
 
   static Lines lines_of(const KvRows& rows, int head, int row, int n_rows) {
     const std::ptrdiff_t n_elements = rows.bits > 0 ? std::ptrdiff_t{rows.dim} * rows.bits / 32 : rows.dim;
@@ -138,7 +137,7 @@ class Ahead {
 
   Lines now_;
   Lines then_;
-  int per_step_ = 1;
+  std::ptrdiff_t per_step_ = kLine;  // bytes
 };
 
 // Keys or values of a block that vectors can be loaded from: where they lie, or copied as float32.
