@@ -89,7 +89,7 @@ void weigh_all_values(const AttentionArgs& args, const float (*weights)[kBlockPo
 // A block, made ready for any number of query rows.
 struct Block {
   int first;  // position
-  BlockRows rows;
+  const BlockRows& rows;
   const float* keys_t;  // null: as in `keys`
   BlockOperand keys;
   BlockOperand values;
@@ -177,21 +177,27 @@ void attention_part(const AttentionArgs& args, const AttentionPart& part, float*
   const int n_rows = (part.query_end - part.query_begin) * (args.n_heads / args.n_kv_heads);
   const bool is_few = n_rows <= kFewRowsOfPart;
   if (is_few) copy_queries(args, part, n_rows, buffer);
-  for (int i = 0; i < n_rows; ++i) clear_result(results + i * stride, padded);
-  const auto rows_of = [&](int b) { return rows_of_block(args, args.block_at(b) * kBlockPositions); };
-  BlockRows next = part.block_begin < part.block_end ? rows_of(part.block_begin) : BlockRows{};
+  const auto clear = [&](float* rows) {
+    for (int i = 0; i < n_rows; ++i) clear_result<S>(rows + i * stride, padded);
+  };
+  if (!part.keeps_blocks) clear(results);
+  const auto find = [&](int b, BlockRows& rows) { find_rows_of_block(args, args.block_at(b) * kBlockPositions, rows); };
+  BlockRows two[2];  // of this block and the next
+  if (part.block_begin < part.block_end) find(part.block_begin, two[part.block_begin % 2]);
   for (int b = part.block_begin; b < part.block_end; ++b) {
-    Block block{args.block_at(b) * kBlockPositions, next, nullptr, {}, {}};
+    Block block{args.block_at(b) * kBlockPositions, two[b % 2], nullptr, {}, {}};
+    BlockRows& next = two[(b + 1) % 2];
     int next_head = part.kv_head;
     if (b + 1 < part.block_end) {
-      next = rows_of(b + 1);
+      find(b + 1, next);
     } else if (part.next_block >= 0) {
-      next = rows_of(part.next_block);
+      find(part.next_block, next);
       next_head = part.next_kv_head;
     } else {
-      next = {};
+      next.is_run = false;  // nothing to ask for
     }
     Ahead ahead(args, next, next_head);
+    if (part.keeps_blocks) clear(results = kept_rows(args, part.kv_head, b));
     if (block.rows.stored != 0) {
       if (is_few) {
         block.keys = rows_to_load<S>(args.keys, block.rows, part.kv_head, true, keys);
@@ -203,12 +209,6 @@ void attention_part(const AttentionArgs& args, const AttentionPart& part, float*
       attend_block<S>(args, part, block, buffer, ahead, results, stride);
     }
     ahead.ask_rest();
-    if (!part.keeps_blocks) continue;
-    for (int i = 0; i < n_rows; ++i) {
-      const QueryRow row = query_row(args, part, i);
-      std::copy_n(results + i * stride, stride, kept_block(args, row.head, row.query, b));
-      clear_result(results + i * stride, padded);
-    }
   }
   if (part.keeps_blocks) return;
   for (int i = 0; i < n_rows; ++i) finish_row<S>(args, query_row(args, part, i), results + i * stride, padded);
@@ -217,10 +217,12 @@ void attention_part(const AttentionArgs& args, const AttentionPart& part, float*
 template <typename S>
 void merge_blocks(const AttentionArgs& args, int head, int query) {
   const int padded = padded_to_lanes(args.values.dim);
-  float* first = kept_block(args, head, query, 0);
+  const int group = args.n_heads / args.n_kv_heads;
+  const std::size_t row = static_cast<std::size_t>(query * group + head % group) * block_floats(args.values.dim);
+  float* first = kept_rows(args, head / group, 0) + row;
   BlockResult result(first, padded);
   for (int b = 1; b < args.n_blocks; ++b) {
-    BlockResult block(kept_block(args, head, query, b), padded);
+    BlockResult block(kept_rows(args, head / group, b) + row, padded);
     if (block.m == kMinusInfinity) continue;
     const MergeFactors factors = merge_sums<S>(result, block.m, block.l);
     for (int at = 0; at < padded; at += kLanes) {

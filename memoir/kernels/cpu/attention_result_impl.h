@@ -23,9 +23,11 @@ struct QueryRow {
 };
 
 // Nothing seen yet.
+template <typename S>
 void clear_result(float* at, int padded) {
-  std::fill_n(at, padded + 2, 0.0F);
+  for (int d = 0; d < padded; d += kLanes) S::store(at + d, S::zero());
   at[padded] = kMinusInfinity;
+  at[padded + 1] = 0;
 }
 
 // (m, l, o) of a query row so far: o at [0, dim rounded up), m and l behind it.
@@ -83,13 +85,11 @@ void finish_row(const AttentionArgs& args, QueryRow row, float* at, int padded) 
   for (int d = 0; d < args.values.dim; ++d) out[d] = result.o[d] * factor;
 }
 
-// blocks[head][query][block]: where a block's partial result is kept.
-float* kept_block(const AttentionArgs& args, int head, int query, int block) {
-  const std::size_t index =
-      (static_cast<std::size_t>(head) * static_cast<std::size_t>(args.n_queries) + static_cast<std::size_t>(query)) *
-          static_cast<std::size_t>(args.n_blocks) +
-      static_cast<std::size_t>(block);
-  return args.blocks + index * block_floats(args.values.dim);
+// blocks[kv_head][block][query][head of the group]: where the partial results of a block are kept.
+float* kept_rows(const AttentionArgs& args, int kv_head, int block) {
+  const auto n_rows = static_cast<std::size_t>(args.n_heads / args.n_kv_heads * args.n_queries);
+  const auto index = static_cast<std::size_t>(kv_head) * static_cast<std::size_t>(args.n_blocks);
+  return args.blocks + (index + static_cast<std::size_t>(block)) * n_rows * block_floats(args.values.dim);
 }
 
 }  // namespace

@@ -50,8 +50,8 @@ void add_rows(BlockRows& block, const KvRange& range, int n_before, int first, i
   }
 }
 
-BlockRows rows_of_block(const AttentionArgs& args, int first) {
-  BlockRows block;
+void find_rows_of_block(const AttentionArgs& args, int first, BlockRows& block) {
+  block.stored = 0;
   int n_before = 0;
   int n_ranges_in = 0;
   for (const KvRange& range : args.ranges) {
@@ -66,7 +66,7 @@ BlockRows rows_of_block(const AttentionArgs& args, int first) {
     n_before += range.n_rows;
   }
   block.is_run = n_ranges_in == 1;
-  if (n_ranges_in <= 1) return block;
+  if (n_ranges_in <= 1) return;
   std::fill(std::begin(block.rows), std::end(block.rows), kNoRow);
   n_before = 0;
   for (const KvRange& range : args.ranges) {
@@ -74,7 +74,6 @@ BlockRows rows_of_block(const AttentionArgs& args, int first) {
              std::min(range.first_position + range.n_rows, first + kBlockPositions));
     n_before += range.n_rows;
   }
-  return block;
 }
 
 // Bit c: the query at this position sees position `first` + c, masks aside.
