@@ -131,6 +131,15 @@ TEST(TaperRule, PartsOfTheLengthBeforeTheEnd) {
   EXPECT_EQ(tapered(of_length(80)), (Offsets{10}));  // 70.4 before its end
 }
 
+TEST(TaperRule, GoesOnToTheEndOfLongPrompts) {
+  const Offsets offsets = tapered(of_length(1'000'000));
+  EXPECT_EQ(offsets.size(), 14U);  // 880,000 halved 13 times is 107
+  EXPECT_EQ(offsets.back(), 1'000'000 - 107);
+  PolicyOptions without_least;
+  without_least.min_taper = 0;
+  EXPECT_EQ(tapered(of_length(1'000'000), without_least).back(), 1'000'000 - 1);
+}
+
 // Of any length and place, what is behind the nearest of them is little more than twice what is behind the place.
 TEST(TaperRule, LosesLittleMoreThanWhatIsMissing) {
   for (int n = 100; n < 20000; n = n * 3 / 2) {

@@ -86,11 +86,10 @@ std::vector<int> spaced(int from, int to, int spacing) {
 
 std::vector<int> tapered(const PromptPlan& prompt, const PolicyOptions& options) {
   constexpr double kPart = 0.11;  // a tenth, and some tokens that a template puts before it
-  constexpr int kHalves = 8;
   std::vector<int> offsets;
-  for (double part = kPart * (1 << 3); part * (1 << kHalves) >= kPart; part /= 2) {
+  for (double part = 8 * kPart;; part /= 2) {
     const int distance = static_cast<int>(part * prompt.n_tokens);
-    if (distance < options.min_taper) break;
+    if (distance < std::max(1, options.min_taper)) break;
     if (prompt.n_tokens - distance > prompt.restored) offsets.push_back(prompt.n_tokens - distance);
   }
   return offsets;
