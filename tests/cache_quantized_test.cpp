@@ -184,6 +184,25 @@ TEST(KVCacheState, BringsEveryKindBack) {
   }
 }
 
+TEST(KVCacheState, FlatRowsAreKeptAsTheyCame) {
+  const mx::array k = random_rows(5, 32, 1, 2);
+  const mx::array v = random_rows(5, 32, 2, 2);
+  mx::eval(k, v);
+  const mx::array k_before = mx::add(k, mx::array(0.0F));
+  mx::eval(k_before);
+  const auto cache = make_kv_cache(CacheKind::kKV, {k, v}, {});
+  EXPECT_EQ(cache->size_bytes(), k.nbytes() + v.nbytes());
+  mx::array held = cache->state()[0];
+  mx::eval(held);
+  EXPECT_EQ(held.data<float>(), k.data<float>());
+  // What is written over them later is not the giver's.
+  EXPECT_EQ(cache->trim(3), 3);
+  const mx::array one = random_rows(1, 32, 3, 2);
+  const History history = cache->update(one, one);
+  EXPECT_TRUE(same(history.key_rows(), mx::concatenate({mx::slice(k, {0, 0, 0, 0}, {1, k.shape(1), 2, 32}), one}, 2)));
+  EXPECT_TRUE(same(k, k_before));
+}
+
 // The numbers of mlx-lm 0.31.3: Rotating keep, max_size, offset, _idx; Chunked chunk_size, start_position; Quantized
 // offset, group_size, bits.
 TEST(KVCacheState, HasTheNumbersOfMlxLm) {

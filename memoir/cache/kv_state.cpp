@@ -207,7 +207,10 @@ void KVCache::set_state(const std::vector<mx::array>& state, const std::vector<s
       values = taken(values, runs);
     }
   }
-  fresh.write(fresh.layout_.plan_restore(positions), keys, values, RowsLie::kAnyhow);
+  Write write = fresh.layout_.plan_restore(positions);
+  // Flat rows are kept as they came: a file's are in memory once, and the next update makes room behind them.
+  if (!is_ring(kind) && !is_chunked(kind)) write.capacity = n;
+  fresh.write(write, keys, values, RowsLie::kAnyhow);
   copy_out(lazy_);
   layout_ = fresh.layout_;
   keys_ = fresh.keys_;
