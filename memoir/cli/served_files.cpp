@@ -112,11 +112,17 @@ int context_of(const model::ModelConfig& config, const ServingOptions& options) 
                                      : config.max_position;
 }
 
-void check_room_for_a_token(std::size_t max_bytes, const model::Model& model, const cache::CacheOptions& caches) {
-  const std::size_t n_least = engine::measured_cost(model, caches).bytes(1);
-  if (max_bytes >= n_least) return;
-  throw UsageError("--max-cache-bytes: " + std::to_string(max_bytes) + " bytes for a model, expected at least the " +
-                   std::to_string(n_least) + " of one token's keys, values and states");
+// Of it, what --max-cache-bytes has room for, as the service cuts it.
+int context_with_room(const model::Model& model, const ServingOptions& options) {
+  const int context = context_of(model.config(), options);
+  if (!options.service.max_cache_bytes) return context;
+  const std::size_t max_bytes = *options.service.max_cache_bytes;
+  const engine::CacheCost cost = engine::measured_cost(model, options.kv.cache_options(model.config()));
+  if (max_bytes < cost.bytes(1)) {
+    throw UsageError("--max-cache-bytes: " + std::to_string(max_bytes) + " bytes for a model, expected at least the " +
+                     std::to_string(cost.bytes(1)) + " of one token's keys, values and states");
+  }
+  return std::min(context, cost.tokens_within(max_bytes));
 }
 
 }  // namespace
@@ -134,7 +140,7 @@ server::ServedModel served_model(const model::LoadedModel& loaded, const fs::pat
   return server::ServedModel({.name = name,
                               .tokenizer = *loaded.tokenizer,
                               .end_tokens = loaded.end_tokens,
-                              .context = context_of(config, options),
+                              .context = context_with_room(*loaded.model, options),
                               .n_vocab = config.vocab_size,
                               .details = details_of(config, path, loaded.model->size_bytes()),
                               .n_embedding = config.hidden_size});
@@ -151,7 +157,6 @@ std::unique_ptr<engine::Service> served_engine(model::LoadedModel loaded, const 
   const cache::CacheOptions caches = options.kv.cache_options(loaded.model->config());
   options.prefix_cache.check(true, *loaded.model, caches, engine::companion_of(options.service.drafting));
   engine::ServiceOptions service = options.service;
-  if (service.max_cache_bytes) check_room_for_a_token(*service.max_cache_bytes, *loaded.model, caches);
   service.prefix_cache_format = options.prefix_cache.format();
   service.prefix_cache_directory = options.prefix_cache.directory(path.string());
   if (service.prefix_cache_directory && options.on_warning)

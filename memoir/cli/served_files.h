@@ -32,7 +32,8 @@ struct ServingOptions {
 /// The name that clients know a model by: of its file, without .gguf, or of its directory.
 std::string served_name(const std::filesystem::path& path);
 
-/// What the server must know of a loaded model. Throws UnsupportedError if it has no tokenizer.
+/// What the server must know of a loaded model. Throws UnsupportedError if it has no tokenizer, and UsageError where
+/// service.max_cache_bytes isn't room for a token.
 server::ServedModel served_model(const model::LoadedModel& loaded, const std::filesystem::path& path,
                                  const std::string& name, const ServingOptions& options);
 

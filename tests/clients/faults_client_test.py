@@ -184,6 +184,21 @@ class BadClients(Faulty):
         self.assertIn("prompt", json.loads(text)["error"]["message"])
         self.assertEqual(answer(server.address, "one")[0]["finish_reason"], "length")
 
+    def test_truncate_cuts_to_what_there_is_room_for(self):
+        whole = self.serve()
+        little = self.serve("--max-cache-bytes", "600000")
+        texts = {"model": "tiny", "input": "one, two, three, four. " * 60}
+        n_tokens = []
+        for server in (whole, little):
+            status, text = ask(server.address, "POST", "/api/embed", texts)
+            self.assertEqual(status, 200, text)
+            n_tokens.append(json.loads(text)["prompt_eval_count"])
+        self.assertLess(n_tokens[1], n_tokens[0])
+        info = json.loads(ask(little.address, "POST", "/api/show", {"model": "tiny"})[1])["model_info"]
+        self.assertEqual(info[info["general.architecture"] + ".context_length"], n_tokens[1])
+        status, text = ask(little.address, "POST", "/api/embed", dict(texts, truncate=False))
+        self.assertEqual(status, 400)
+
 
 class Ending(Faulty):
     def kept(self, name):
