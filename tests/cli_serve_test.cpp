@@ -101,6 +101,7 @@ TEST_F(CliServe, WhatCanNotBeServedIsLeftOutAndToldOnce) {
   ASSERT_EQ(::mkfifo((models_ / "pipe").c_str(), 0600), 0);
   test::fs::create_directory(models_ / "package");
   test::write_file(models_ / "package" / "Modelfile", "FROM ../whole");
+  test::fs::create_directory_symlink(models_ / "whole", models_ / "not\xffutf8");
   // These are not meant as models.
   test::write_file(models_ / "README.md", "x");
   test::fs::create_directory(models_ / ".hidden");
@@ -122,6 +123,7 @@ TEST_F(CliServe, WhatCanNotBeServedIsLeftOutAndToldOnce) {
     EXPECT_NE(text.substr(at, text.find('\n', at) - at).find(why), std::string::npos) << name << "\n" << text;
     EXPECT_EQ(text.find(where, at + 1), std::string::npos) << text;
   }
+  EXPECT_NE(text.find("its name is not UTF-8"), std::string::npos) << text;
   EXPECT_EQ(text.find("README"), std::string::npos);
   EXPECT_EQ(text.find(".hidden"), std::string::npos);
   // What comes later is found.

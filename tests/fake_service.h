@@ -108,6 +108,8 @@ class FakeService : public engine::Service {
     thread_.join();
   }
 
+  int max_requests() const override { return static_cast<int>(options_.max_running + options_.max_queued); }
+
   std::variant<engine::RequestId, engine::Refusal> submit(engine::Request request) override {
     if (request.prompt.empty()) throw std::invalid_argument("[fake.submit] the prompt is empty");
     request.sampler.validate();

@@ -185,6 +185,38 @@ TEST_F(SeveralModels, OneThatCameLaterIsFoundAndOneThatIsGoneIsNot) {
   EXPECT_EQ(ask("b").status, 404);
 }
 
+// Also when its going was seen while it was loaded.
+TEST_F(SeveralModels, OneThatIsPutBackIsFoundAgain) {
+  serve();
+  EXPECT_EQ(ask("b").status, 200);
+  const auto set_models = [&](std::vector<std::pair<std::string, std::uint64_t>> models) {
+    const std::lock_guard lock(control_.mutex);
+    control_.models = std::move(models);
+  };
+  set_models({{"a", 100}});
+  EXPECT_EQ(get("/v1/models").json().at("data").size(), 2U);  // b answers still
+  EXPECT_EQ(post("/api/generate", Json{{"model", "b"}, {"keep_alive", 0}}).status, 200);
+  ASSERT_TRUE(eventually([&] { return control_.n_unloaded == 1; }));
+  EXPECT_EQ(ask("b").status, 404);
+  set_models({{"a", 100}, {"b", 100}});
+  EXPECT_EQ(ask("b").status, 200);
+}
+
+TEST_F(SeveralModels, LatestIsLeftOutOfAccountOnlyWhereThereIsNoSuchName) {
+  control_.models = {{"a", 100}, {"b:latest", 100}, {"c", 100}, {"c:latest", 100}};
+  serve();
+  for (const auto& [asked, answers] : {std::pair<std::string, std::string>{"a:latest", "a"},
+                                       {"b", "b:latest"},
+                                       {"b:latest", "b:latest"},
+                                       {"c", "c"},
+                                       {"c:latest", "c:latest"}}) {
+    const RawResponse response = ask(asked);
+    EXPECT_EQ(response.status, 200) << asked;
+    const std::lock_guard lock(control_.mutex);
+    EXPECT_EQ(std::count(control_.loads.begin(), control_.loads.end(), answers), 1) << asked;
+  }
+}
+
 TEST_F(SeveralModels, TheLeastRecentlyUsedGoesForAnother) {
   serve({.max_loaded = 2});
   ask("a");

@@ -74,6 +74,8 @@ TEST_F(Ollama, SystemAndRawShapeThePrompt) {
   ASSERT_EQ(post("/api/generate", body).status, 200);
   EXPECT_EQ(tokenizer_->decode(service_->last().prompt), "<s>system\nBe brief.</s>\n<s>user\nHi</s>\n<s>assistant\n");
   body["raw"] = true;
+  EXPECT_EQ(post("/api/generate", body).status, 400);  // as Ollama answers to both
+  body.erase("system");
   ASSERT_EQ(post("/api/generate", body).status, 200);
   EXPECT_EQ(tokenizer_->decode(service_->last().prompt), "Hi");
 }

@@ -570,12 +570,32 @@ TEST_F(OpenAi, OfSeveralTextsThatDoNotAllFitNoneStays) {
   FakeService::Options engine = answering(long_text());
   engine.token_delay = std::chrono::milliseconds(2);
   engine.max_running = 2;
-  engine.max_queued = 0;
+  engine.max_queued = 2;
   start(std::move(engine));
+  RawClient other(port_);
+  other.send_request("POST", "/v1/chat/completions", chat().dump());
+  ASSERT_TRUE(eventually([&] { return service_->n_open() == 1; }));
   Json body = chat();
   body["n"] = 4;
   EXPECT_EQ(complete(body).status, 429);
-  EXPECT_TRUE(eventually([&] { return service_->n_open() == 0; }));
+  EXPECT_TRUE(eventually([&] { return service_->n_open() <= 1; }));
+}
+
+TEST_F(OpenAi, MoreTextsThanEverFitAreNotWorthAnotherTry) {
+  FakeService::Options engine;
+  engine.max_running = 2;
+  engine.max_queued = 1;
+  start(std::move(engine));
+  Json body = chat();
+  body["n"] = 4;
+  const RawResponse refused = complete(body);
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["param"], "n");
+  EXPECT_FALSE(refused.headers.contains("retry-after"));
+  const Json prompts{{"prompt", {"a", "b", "c", "d"}}, {"max_tokens", 2}};
+  EXPECT_EQ(post("/v1/completions", prompts).json()["error"]["param"], "prompt");
+  body["n"] = 3;
+  EXPECT_EQ(complete(body).status, 200);
 }
 
 TEST_F(OpenAi, ResponsesAreNotImplemented) {

@@ -72,6 +72,13 @@ TEST(RequestJson, ShapesThatWouldTakeLongAreRefused) {
   for (int i = 0; i < 11'000; ++i) keys += (i ? ",\"" : "\"") + std::to_string(i) + "\":1";
   EXPECT_EQ(message_of([&] { parse_body(keys + "}"); }), "an object of the JSON has too many keys");
   EXPECT_EQ(message_of([] { parse_body("[[[]]]"); }), "the body is no JSON object");
+  // The message is logged, and a prompt isn't.
+  for (const char* body : {R"({"prompt": "secret \ud800 x"})", "{\"prompt\": \"secret\tx\"}", R"({"prompt": secret})",
+                           "{\"prompt\": \"secret \xff\"}", R"({"prompt": "a" "secret"})", R"({"prompt": "secret)"}) {
+    const std::string message = message_of([&] { parse_body(body); });
+    EXPECT_EQ(message.find("the body is not JSON: parse error at line 1, column "), 0U) << message;
+    EXPECT_EQ(message.find("secret"), std::string::npos) << message;
+  }
   EXPECT_NO_THROW(parse_body(R"({"text": "[[[[{{{{::::\"\\"})"));
 }
 

@@ -18,6 +18,7 @@
 #include "memoir/model/load.h"
 #include "memoir/model/package.h"
 #include "memoir/model/weights.h"
+#include "memoir/text/utf8.h"
 
 namespace fs = std::filesystem;
 
@@ -204,6 +205,7 @@ const ServedFiles::Known& ServedFiles::know(const fs::path& path) {
   if (found != known_.end() && found->second.time == time) return found->second;
   Known known{time, std::nullopt};
   try {
+    if (!text::utf8::valid(served_name(path))) throw FormatError(path.string(), "", "its name is not UTF-8");
     const Source source(path);
     check_parts(source.model);
     known.details = details_of(model::read_model_config(source.model), source.model, weight_bytes(source.model));
@@ -221,9 +223,14 @@ std::vector<server::ListedModel> ServedFiles::list() {
     for (const fs::path& path : candidates()) {
       try {
         const Known& known = know(path);
+        if (!known.details) continue;
         const std::string name = served_name(path);
-        if (!known.details || !paths_.emplace(name, path).second) continue;
-        listed.push_back({name, *known.details});
+        const auto [first, is_new] = paths_.emplace(name, path);
+        if (is_new) {
+          listed.push_back({name, *known.details});
+        } else if (!fs::equivalent(first->second, path) && hidden_.insert(path).second) {
+          on_skipped_(path, first->second.string() + " has the same name");
+        }
       } catch (const fs::filesystem_error&) {
         // It went away meanwhile.
       }

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,7 @@ class ServedFiles : public server::ModelSource {
   std::mutex mutex_;  // of what follows
   std::map<std::filesystem::path, Known> known_;
   std::map<std::string, std::filesystem::path> paths_;  // by name, of the last list
+  std::set<std::filesystem::path> hidden_;              // behind another one's name, which was said
 };
 
 }  // namespace memoir::cli

@@ -361,6 +361,7 @@ class Scheduler final : public Service {
   ~Scheduler() override;
 
   std::variant<RequestId, Refusal> submit(Request request) override;
+  int max_requests() const override { return options_.max_running + options_.max_queued; }
   void cancel(RequestId id) override;
   ServiceStats stats() const override;
   std::string prefix_cache_report() override;

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -134,6 +135,9 @@ class Service {
   /// vocabulary, a prompt that doesn't fit the context, or an option out of its range; on a throw or a refusal no event
   /// comes.
   virtual std::variant<RequestId, Refusal> submit(Request request) = 0;
+
+  /// The most requests that it ever has at once, those that wait included: more can't be had by waiting.
+  virtual int max_requests() const { return std::numeric_limits<int>::max(); }
 
   /// The request ends as cancelled within a step. Unknown and ended ones are ignored.
   virtual void cancel(RequestId id) = 0;

@@ -82,6 +82,11 @@ Generation::~Generation() {
 }
 
 void Generation::submit(const Prompt& prompt, const GenerationOptions& options, const std::string& field) {
+  const int max_texts = backend_.service.max_requests();
+  if (options.n > max_texts - n_texts()) {
+    throw bad_field(options.n > 1 ? "n" : field,
+                    "asks for more texts than the " + std::to_string(max_texts) + " that this server takes at once");
+  }
   for (int i = 0; i < options.n; ++i) {
     engine::Request request;
     request.prompt = prompt.tokens;

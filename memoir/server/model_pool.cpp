@@ -54,8 +54,9 @@ std::string ModelPool::resolved(const std::string& name) const {
     if (slots_.size() == 1) return slots_.begin()->first;
     throw bad_field("model", "is missing, and there are several models");
   }
+  if (slots_.contains(name)) return name;
   constexpr std::string_view kLatest = ":latest";
-  return name.ends_with(kLatest) ? name.substr(0, name.size() - kLatest.size()) : name;
+  return name.ends_with(kLatest) ? name.substr(0, name.size() - kLatest.size()) : name + std::string(kLatest);
 }
 
 /// Takes up what the source has now. Gives the lock up meanwhile.
@@ -76,7 +77,8 @@ void ModelPool::refresh(std::unique_lock<std::mutex>& lock) {
 
 ModelPool::Slot& ModelPool::need(std::unique_lock<std::mutex>& lock, const std::string& name) {
   auto found = slots_.find(resolved(name));
-  if (found == slots_.end() && source_) {  // it may have come since
+  // It may have come since, or gone, or another be in its place.
+  if (source_ && (found == slots_.end() || found->second.state == State::kUnloaded)) {
     refresh(lock);
     found = slots_.find(resolved(name));
   }

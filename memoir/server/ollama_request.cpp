@@ -181,6 +181,7 @@ OllamaRequest read_ollama_generate(const Json& json, const Backend& backend) {
   const std::string prompt = body.text("prompt").value_or("");
   const std::string system = body.text("system").value_or("");
   const bool is_raw = body.flag("raw").value_or(false) || !backend.model.chat_template();
+  if (!system.empty() && body.flag("raw").value_or(false)) throw bad_field("system", "is not used with raw");
   Json variables = think_variables(body, backend, request);
   if (prompt.empty()) {
     need_work(body, is_zero);

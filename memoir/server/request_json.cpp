@@ -1,5 +1,6 @@
 #include "memoir/server/request_json.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -33,6 +34,16 @@ void check_shape(std::string_view body) {
   }
 }
 
+// The parser's message, which says where, without its own numbering in front and without what it has read last: that
+// may be a piece of a prompt, which no log is to have.
+std::string reason_of(const Json::exception& error) {
+  const std::string text = error.what();
+  const std::size_t bracket = text.find("] ");
+  const std::size_t begin = bracket == std::string::npos ? 0 : bracket + 2;
+  const std::size_t end = std::min(text.find("; last read: "), begin + 200);
+  return text.substr(begin, end - begin);
+}
+
 }  // namespace
 
 Json parse_body(std::string_view body) {
@@ -42,9 +53,7 @@ Json parse_body(std::string_view body) {
   try {
     json = Json::parse(body);
   } catch (const Json::exception& error) {
-    const std::string text = error.what();
-    const std::size_t bracket = text.find("] ");
-    throw ApiError(400, "the body is not JSON: " + text.substr(bracket == std::string::npos ? 0 : bracket + 2, 200));
+    throw ApiError(400, "the body is not JSON: " + reason_of(error));
   }
   if (!json.is_object()) throw ApiError(400, "the body is no JSON object");
   return json;

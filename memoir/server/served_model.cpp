@@ -28,7 +28,7 @@ std::shared_ptr<const engine::JsonVocabulary> ServedModel::json_vocabulary() con
 }
 
 bool ServedModel::is_named(const std::string& name) const {
-  return name.empty() || name == inputs_.name || name == inputs_.name + ":latest";
+  return name.empty() || name == inputs_.name || name == inputs_.name + ":latest" || name + ":latest" == inputs_.name;
 }
 
 }  // namespace memoir::server
