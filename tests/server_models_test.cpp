@@ -260,6 +260,15 @@ TEST_F(SeveralModels, AModelInUseStaysAndOthersGet503WithRetryAfter) {
   EXPECT_EQ(control_.n_loads(), 1U);
 }
 
+TEST_F(SeveralModels, WhoDoesNotWaitFindsItLoadedLater) {
+  serve({.load_wait = std::chrono::seconds(0)});
+  const RawResponse first = ask("b");
+  EXPECT_EQ(first.status, 503);
+  EXPECT_NE(first.json()["error"]["message"].get<std::string>().find("is being loaded"), std::string::npos);
+  ASSERT_TRUE(eventually([&] { return running() == Names{"b:latest"}; }));
+  EXPECT_EQ(ask("b").status, 200);
+}
+
 TEST_F(SeveralModels, AStreamKeepsItsModelToTheEnd) {
   control_.engine.answer = [](const engine::Request&) { return long_text(); };
   control_.engine.token_delay = milliseconds(1);

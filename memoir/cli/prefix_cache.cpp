@@ -1,7 +1,6 @@
 #include "memoir/cli/prefix_cache.h"
 
 #include <filesystem>
-#include <map>
 #include <utility>
 
 #include "memoir/base/error.h"
@@ -26,15 +25,16 @@ void PrefixCacheArguments::add_to(CLI::App& command, const std::string& what) {
                                   "bytes of memory for what " + what + "\n(default: a quarter of the memory)")
                       ->type_name("N")
                       ->transform(whole_number(0, most));
-  const std::map<std::string, prefix::StoreFormat> formats = {{"exact", prefix::StoreFormat::kAsComputed},
-                                                              {"q8", prefix::StoreFormat::kQ8}};
   command
-      .add_option(
-          "--prefix-cache-format", format_,
+      .add_option_function<std::string>(
+          "--prefix-cache-format",
+          [this](const std::string& name) {
+            format_ = name == "q8" ? prefix::StoreFormat::kQ8 : prefix::StoreFormat::kAsComputed;
+          },
           "how rows are kept there: exact, or q8, which takes a half to a quarter\nof the bytes and gives answers that "
           "are near to, and not always the same as,\nthose without the cache")
-      ->type_name("exact|q8")
-      ->transform(CLI::CheckedTransformer(formats).description(""));
+      ->check(CLI::IsMember({"exact", "q8"}))
+      ->type_name("exact|q8");
   CLI::Option* directory = command.add_option("--prefix-cache-dir", directory_, "keep that in DIR too, for later runs")
                                ->type_name("DIR")
                                ->check(not_empty());

@@ -190,8 +190,10 @@ void ModelPool::await_load(std::unique_lock<std::mutex>& lock, Slot& slot, Clien
     }
     if (is_stopping_) throw not_ready("the server is stopping");
     if (Clock::now() >= deadline) {
-      throw not_ready(slot.state == State::kQueued ? "other models are in use, and there is no room for this one"
-                                                   : "the model is being loaded");
+      const bool has_no_room = slot.state == State::kQueued && !has_room(slot) && !least_recently_used();
+      if (has_no_room) throw not_ready("other models are in use, and there is no room for this one");
+      slot.is_wanted = true;  // for who asks again
+      throw not_ready("the model is being loaded");
     }
     changed_.wait_until(lock, std::min(deadline, Clock::now() + kLook));
     lock.unlock();
@@ -265,7 +267,7 @@ ModelPool::Slot* ModelPool::least_recently_used() {
 bool ModelPool::load_next(std::unique_lock<std::mutex>& lock) {
   if (queue_.empty()) return false;
   Slot& slot = slots_.at(queue_.front());
-  if (slot.n_waiting == 0) {
+  if (slot.n_waiting == 0 && !slot.is_wanted) {
     queue_.pop_front();
     slot.state = State::kUnloaded;
     return true;
@@ -282,6 +284,7 @@ bool ModelPool::load_next(std::unique_lock<std::mutex>& lock) {
 
 void ModelPool::load(std::unique_lock<std::mutex>& lock, Slot& slot) {
   slot.state = State::kLoading;
+  slot.is_wanted = false;
   const std::string name = slot.listed.name;
   lock.unlock();
   const auto begin = Clock::now();

@@ -138,7 +138,8 @@ class ModelPool {
     State state = State::kUnloaded;
     std::shared_ptr<ReadyModel> ready;
     int n_users = 0;
-    int n_waiting = 0;  // who wants it loaded
+    int n_waiting = 0;       // who wants it loaded
+    bool is_wanted = false;  // by one who waits no more: to be loaded all the same
     Clock::time_point last_use;
     std::optional<std::chrono::milliseconds> keep_alive;
     int n_failures = 0;
