@@ -195,6 +195,17 @@ TEST_F(CliServe, DraftsChangeNoAnswer) {
   EXPECT_GT(n_drafted, 0U);
 }
 
+TEST_F(CliServe, AnOriginThatNoPageCanHaveIsRefused) {
+  for (const char* origin :
+       {"\"\"", "foo", "null", "http://", "http://a/", "http://A", "http://a:b", "\"http://a b\""}) {
+    expect_failure("serve -m nowhere --cors-origin " + std::string(origin), 2, "--cors-origin");
+  }
+  for (const char* origin :
+       {"'*'", "http://localhost:3000", "https://a.example", "http://[::1]:80", "tauri://localhost"}) {
+    expect_failure("serve -m nowhere --cors-origin " + std::string(origin), 1, "nowhere");  // the next thing at fault
+  }
+}
+
 TEST_F(CliServe, DraftsThatCannotBeServedAreRefusedWithTheReason) {
   const path model = whole_model("whole");
   expect_failure("serve --port 0 -m " + model.string() + " --draft auto", 1, "carries no head");

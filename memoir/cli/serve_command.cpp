@@ -218,6 +218,7 @@ void add_http_options(CLI::App& command, ServeArguments& arguments) {
       ->expected(1);
   command.add_option("--cors-origin", http.cors_origins, "pages that may ask, * for all; may be repeated")
       ->type_name("ORIGIN")
+      ->check(page_origin())
       ->take_all()
       ->expected(1);
   whole("--max-connections", http.max_connections, 1, 1 << 14, "connections at once");
