@@ -49,6 +49,9 @@ class RawClient {
     fd_ = -1;
   }
 
+  /// Says that nothing more is sent; answers can still be read.
+  void end_sending() { ::shutdown(fd_, SHUT_WR); }
+
   /// False once the server has closed.
   bool send(std::string_view data) {
     while (!data.empty()) {

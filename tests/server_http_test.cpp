@@ -50,6 +50,8 @@ TEST_F(Http, HealthMetricsAndTheRootAnswer) {
   EXPECT_EQ(get("/nowhere").status, 404);
   EXPECT_EQ(get("/v1/chat/completions").status, 405);
   EXPECT_EQ(post("/health", "").status, 405);
+  EXPECT_EQ(get("/v1/chat/completions").headers.at("allow"), "POST, OPTIONS");
+  EXPECT_EQ(post("/health", "").headers.at("allow"), "GET, HEAD, OPTIONS");
   EXPECT_EQ(get("/cache").status, 501);
 }
 
@@ -90,6 +92,10 @@ TEST_F(Http, KeysAreAskedForEverywhereButForHealth) {
     EXPECT_EQ(get(path, "Authorization: Bearer second-key\r\n").status, 200) << path;
   }
   EXPECT_EQ(get("/v1/models", "X-Api-Key: first-key\r\n").status, 200);
+  // RFC 9110, section 11.1: the scheme's name ignores case.
+  EXPECT_EQ(get("/v1/models", "authorization: bearer first-key\r\n").status, 200);
+  EXPECT_EQ(get("/v1/models", "Authorization: BEARER second-key\r\n").status, 200);
+  EXPECT_EQ(get("/v1/models", "Authorization: bearer FIRST-KEY\r\n").status, 401);
   for (const char* wrong : {"Bearer first-ke", "Bearer first-key2", "Bearer ", "Basic first-key", "bearer"}) {
     EXPECT_EQ(get("/v1/models", "Authorization: " + std::string(wrong) + "\r\n").status, 401) << wrong;
   }
@@ -123,6 +129,30 @@ TEST_F(Http, PagesOfStrangersAreRefused) {
   const RawResponse preflight = client.read_response();
   EXPECT_EQ(preflight.status, 204);
   EXPECT_NE(preflight.headers.at("access-control-allow-headers").find("Authorization"), std::string::npos);
+}
+
+// OpenAI's package for pages sends x-stainless-* and asks for them first.
+TEST_F(Http, APageMaySendTheHeadersThatItAsksFor) {
+  server::ServerOptions options;
+  options.http.cors_origins = {"http://good.example"};
+  start({}, options);
+  const auto allowed_for = [&](const std::string& asked) {
+    RawClient client(port_);
+    client.send_request("OPTIONS", "/v1/chat/completions", "", "Origin: http://good.example\r\n" + asked);
+    return client.read_response().headers.at("access-control-allow-headers");
+  };
+  const std::string always = "Authorization, Content-Type, X-Api-Key, X-Request-Id";
+  EXPECT_EQ(allowed_for(""), always);
+  EXPECT_EQ(allowed_for("Access-Control-Request-Headers: content-type,x-stainless-os , x-stainless-lang\r\n"),
+            always + ", content-type, x-stainless-os, x-stainless-lang");
+  // What is no name does not come back: not a line's end that is written as %0d%0a either.
+  EXPECT_EQ(allowed_for("Access-Control-Request-Headers: a b,,x-ok,\"q\",x%0d%0aSet-Cookie: y\r\n"), always + ", x-ok");
+  EXPECT_EQ(allowed_for("Access-Control-Request-Headers: " + std::string(5000, 'x') + "\r\n"), always);
+  RawClient stranger(port_);
+  stranger.send_request("OPTIONS", "/", "", "Origin: http://bad.example\r\nAccess-Control-Request-Headers: x-a\r\n");
+  const RawResponse refused = stranger.read_response();
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_FALSE(refused.headers.contains("access-control-allow-headers"));
 }
 
 TEST_F(Http, RequestIdsAreKeptOrMade) {
@@ -234,8 +264,9 @@ TEST_F(Http, MalformedAndHugeHeadsAreRefused) {
   start({}, options);
   EXPECT_EQ(status_of("nonsense\r\n\r\n"), 400);
   EXPECT_EQ(status_of("GET /health HTTP/1.1\nHost: x\r\n\r\n"), 400);
-  EXPECT_EQ(status_of("GET /" + std::string(5000, 'a') + " HTTP/1.1\r\nHost: x\r\n\r\n"), 400);
-  EXPECT_EQ(status_of("GET /health HTTP/1.1\r\nX: a" + std::string(1, '\0') + "b\r\n\r\n"), 400);
+  EXPECT_EQ(status_of("GET /" + std::string(5000, 'a') + " HTTP/1.1\r\nHost: x\r\n\r\n"), 404);
+  EXPECT_EQ(status_of("GET /" + std::string(9000, 'a') + " HTTP/1.1\r\nHost: x\r\n\r\n"), 414);
+  EXPECT_EQ(status_of("GET /health HTTP/1.1\r\nHost: x\r\nX: a" + std::string(1, '\0') + "b\r\n\r\n"), 400);
   EXPECT_EQ(status_of("GET /health HTTP/1.1\r\nX: " + std::string(30'000, 'x') + "\r\n\r\n"), 431);
   // Ten megabytes that never end: read no further than the limit, and told so.
   RawClient endless(port_);
@@ -295,6 +326,12 @@ TEST_F(Http, HealthAnswersThoughEveryConnectionIsTaken) {
   EXPECT_EQ(post("/v1/chat/completions", chat()).status, 503);
   RawClient mute(port_);  // says nothing at all
   EXPECT_EQ(get("/health").status, 200);
+  std::vector<std::unique_ptr<RawClient>> crowd;  // more than are kept waiting
+  for (int i = 0; i < 200; ++i) crowd.push_back(std::make_unique<RawClient>(port_));
+  EXPECT_EQ(get("/health").status, 200);
+  EXPECT_EQ(get("/v1/models").status, 503);
+  EXPECT_EQ(crowd.front()->read_response().status, 503);
+  EXPECT_EQ(crowd.front()->read_all(), "");
   silent.clear();
   EXPECT_TRUE(eventually([&] { return get("/v1/models").status == 200; }));
 }
@@ -362,6 +399,17 @@ TEST_F(Http, AClientThatLeavesBeforeAnAnswerIsLoggedAsGone) {
   EXPECT_NE(log_.str().find("status=499"), std::string::npos) << log_.str();
   EXPECT_NE(log_.str().find("client=gone"), std::string::npos) << log_.str();
   EXPECT_EQ(log_.str().find("error="), std::string::npos) << log_.str();
+}
+
+TEST_F(Http, AClientThatEndsSendingCountsAsGoneAndIsToldSo) {
+  start(slow());
+  RawClient client(port_);
+  client.send_request("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 3000})");
+  ASSERT_TRUE(eventually([&] { return service_->n_open() == 1; }));
+  client.end_sending();
+  const std::string answer = client.read_all();
+  EXPECT_TRUE(answer.starts_with("HTTP/1.1 499 Client Closed Request\r\n")) << answer;
+  EXPECT_EQ(answer.find("HTTP/1.1", 1), std::string::npos) << answer;  // and nothing behind it
 }
 
 TEST_F(Http, AReaderThatNeverReadsIsGivenUp) {

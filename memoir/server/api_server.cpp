@@ -65,6 +65,7 @@ class ApiServer::Impl {
       return dump(path.starts_with("/api/") ? ollama_error(error) : openai_error(error));
     };
     callbacks.health = [this] { return health(); };
+    callbacks.allowed_methods = [this](const std::string& path) { return allowed_methods(path); };
     callbacks.on_done = [this](const ExchangeSummary& summary) { finish(summary); };
     callbacks.on_unexpected = [this](const std::string& what) { log_.write("error", "exception", {{"what", what}}); };
     return callbacks;
@@ -182,6 +183,14 @@ class ApiServer::Impl {
     const bool has_other = routes_.contains({exchange.method == "GET" ? "POST" : "GET", exchange.path});
     if (has_other) throw ApiError(405, "the method is not allowed for this path");
     throw ApiError(404, "there is nothing at " + exchange.path.substr(0, 200), {}, "not_found");
+  }
+
+  // Of a path that is not there: all that there are.
+  std::string allowed_methods(const std::string& path) const {
+    const bool has_get = routes_.contains({"GET", path}) || path.starts_with(kModelPath);
+    const bool has_post = routes_.contains({"POST", path});
+    if (has_get == has_post) return "GET, HEAD, POST, OPTIONS";
+    return has_get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
   }
 
   void show_model(Exchange& exchange) {

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cerrno>
 #include <string_view>
+
+#include "memoir/server/http_message.h"
 
 namespace memoir::server {
 namespace {
@@ -14,13 +15,26 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kReadBytes = 16U << 10;
-constexpr std::size_t kMaxTarget = 1024;  // of the first line: the library matches it with a recursive algorithm
+constexpr std::size_t kMaxFirstLine = 8000;  // RFC 9112, section 3: at least; the library takes little more
 constexpr std::string_view kHeadEnd = "\r\n\r\n";
 
-bool begins_with(std::string_view line, std::string_view lowercase_name) {
-  if (line.size() < lowercase_name.size()) return false;
-  return std::equal(lowercase_name.begin(), lowercase_name.end(), line.begin(),
-                    [](char a, char b) { return a == static_cast<char>(std::tolower(static_cast<unsigned char>(b))); });
+bool begins_with(std::string_view line, std::string_view name) {
+  return equal_without_case(line.substr(0, name.size()), name);
+}
+
+// "GET http://host/path HTTP/1.1", which RFC 9112, section 3.2.2 has servers take, with the path alone.
+std::string with_path_alone(std::string_view line) {
+  const std::size_t begin = line.find(' ') + 1;  // 0 where there is none
+  const std::string_view target = line.substr(begin, line.find(' ', begin) - begin);
+  std::size_t authority = 0;
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (begins_with(target, scheme)) authority = scheme.size();
+  }
+  if (begin == 0 || authority == 0) return std::string(line);
+  const std::size_t path = std::min(target.find_first_of("/?#", authority), target.size());
+  if (path == authority) return std::string(line);  // names no host
+  const bool has_path = path < target.size() && target[path] == '/';
+  return std::string(line.substr(0, begin)).append(has_path ? "" : "/").append(line.substr(begin + path));
 }
 
 }  // namespace
@@ -68,19 +82,17 @@ bool Connection::is_gone() {
 }
 
 Connection::Head Connection::read_head() {
-  return read_head(limits_.idle_timeout, limits_.head_timeout);
-}
-
-Connection::Head Connection::read_head(std::chrono::milliseconds idle_timeout, std::chrono::milliseconds head_timeout) {
   buffer_.erase(0, at_);
   at_ = 0;
-  if (buffer_.empty() && fill(Clock::now() + idle_timeout) != Fill::kMore) return Head::kClosed;
-  const SteadyTime deadline = Clock::now() + head_timeout;
-  std::size_t searched = 0;
+  if (buffer_.empty()) {
+    const Fill filled = fill(Clock::now() + limits_.idle_timeout);
+    if (filled != Fill::kMore) return filled == Fill::kClosed ? Head::kClosed : Head::kSilent;
+  }
+  const SteadyTime deadline = Clock::now() + limits_.head_timeout;
   std::size_t end;
-  while ((end = buffer_.find(kHeadEnd, searched)) == std::string::npos) {
+  while ((end = buffer_.find(kHeadEnd, searched_)) == std::string::npos) {
     if (buffer_.size() > limits_.max_head_bytes) return Head::kTooLarge;
-    searched = buffer_.size() < kHeadEnd.size() ? 0 : buffer_.size() - kHeadEnd.size() + 1;
+    searched_ = buffer_.size() < kHeadEnd.size() ? 0 : buffer_.size() - kHeadEnd.size() + 1;
     switch (fill(deadline)) {
       case Fill::kMore:
         break;
@@ -91,31 +103,35 @@ Connection::Head Connection::read_head(std::chrono::milliseconds idle_timeout, s
     }
   }
   if (end > limits_.max_head_bytes) return Head::kTooLarge;
-  n_body_bytes_ = 0;
+  searched_ = n_body_bytes_ = 0;
   is_body_too_large_ = is_body_too_slow_ = false;
   body_deadline_ = Clock::now() + limits_.body_timeout;
-  return filter_head(end + kHeadEnd.size()) ? Head::kRead : Head::kMalformed;
+  return filter_head(end + kHeadEnd.size());
 }
 
-// False for a head whose lines don't all end in CR LF, has bytes that none has, or a first line that is too long.
-bool Connection::filter_head(std::size_t head_size) {
+// kMalformed: lines don't all end in CR LF, or there are bytes that none has.
+Connection::Head Connection::filter_head(std::size_t head_size) {
   const std::string_view head = std::string_view(buffer_).substr(0, head_size);
   std::string kept;
   kept.reserve(head.size());
-  bool is_first = true;
+  int n_hosts = 0;
+  bool needs_host = false;
   for (std::size_t begin = 0; begin < head.size();) {
+    const bool is_first = begin == 0;
     const std::size_t end = head.find("\r\n", begin);
     const std::string_view line = head.substr(begin, end - begin);
     begin = end + 2;
-    if (line.find_first_of(std::string_view("\r\n\0", 3)) != std::string_view::npos) return false;
-    if (is_first && line.size() > kMaxTarget) return false;
-    is_first = false;
+    if (line.find_first_of(std::string_view("\r\n\0", 3)) != std::string_view::npos) return Head::kMalformed;
+    if (is_first && line.size() > kMaxFirstLine) return Head::kTargetTooLong;
+    if (is_first) needs_host = line.ends_with(" HTTP/1.1");
+    if (begins_with(line, "host:")) ++n_hosts;
     if (begins_with(line, "range:") || begins_with(line, "accept-encoding:")) continue;
-    kept.append(line).append("\r\n");
+    kept.append(is_first ? with_path_alone(line) : line).append("\r\n");
   }
+  if (n_hosts > 1 || (needs_host && n_hosts == 0)) return Head::kWrongHost;
   buffer_.replace(0, head_size, kept);
   head_left_ = kept.size();
-  return true;
+  return Head::kRead;
 }
 
 std::string Connection::request_line() const {
@@ -169,8 +185,19 @@ ssize_t Connection::write(const char* data, std::size_t size) {
   return write_all({data, size}) ? static_cast<ssize_t>(size) : -1;
 }
 
-void Connection::linger() {
+void Connection::end_writing() {
   ::shutdown(fd_, SHUT_WR);
+  has_failed_ = true;
+}
+
+bool Connection::discard() {
+  std::array<char, kReadBytes> bytes;
+  const ssize_t n_read = ::recv(fd_, bytes.data(), bytes.size(), 0);
+  return n_read > 0 || (n_read < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
+}
+
+void Connection::linger() {
+  end_writing();
   const SteadyTime deadline = Clock::now() + std::chrono::seconds(2);
   do {
     buffer_.clear();

@@ -31,12 +31,12 @@ class Connection : public httplib::Stream {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  enum class Head { kRead, kClosed, kTimedOut, kTooLarge, kMalformed };
+  enum class Head { kRead, kClosed, kSilent, kTimedOut, kTooLarge, kTargetTooLong, kWrongHost, kMalformed };
 
-  /// Waits for the next request's head, the first of a connection or a later one, and takes out of it what the library
-  /// must not see (Range and Accept-Encoding: answers are neither cut nor compressed). kClosed also when nothing comes.
+  /// Waits for the next request's head, the first of a connection or a later one, and makes of it what the library can
+  /// take: without Range and Accept-Encoding (answers are neither cut nor compressed), and with a path where the first
+  /// line names a whole address. kSilent: nothing has come; then, and after kTimedOut, a further call goes on.
   Head read_head();
-  Head read_head(std::chrono::milliseconds idle_timeout, std::chrono::milliseconds head_timeout);
 
   /// "GET /health HTTP/1.1", of the head that was read.
   std::string request_line() const;
@@ -54,8 +54,14 @@ class Connection : public httplib::Stream {
   /// Writes all of it. False if the peer is gone or too slow; then nothing can be written any more.
   bool write_all(std::string_view data);
 
-  /// Lets the peer read what was written although not all that it sends is read: says that nothing more comes, and
-  /// throws away what still arrives, for two seconds at most.
+  /// Tells the peer that nothing more comes. What is written from now on goes nowhere.
+  void end_writing();
+
+  /// Throws away what has arrived, without waiting. False once the peer has closed.
+  bool discard();
+
+  /// Lets the peer read what was written although not all that it sends is read: ends writing, and throws away what
+  /// still arrives, for two seconds at most.
   void linger();
 
   bool is_readable() const override { return true; }
@@ -70,12 +76,13 @@ class Connection : public httplib::Stream {
  private:
   enum class Fill { kMore, kClosed, kTimedOut };
   Fill fill(SteadyTime deadline);
-  bool filter_head(std::size_t head_size);
+  Head filter_head(std::size_t head_size);
 
   int fd_;
   ConnectionLimits limits_;
   std::string buffer_;  // read from the socket, from at_ on not yet handed out
   std::size_t at_ = 0;
+  std::size_t searched_ = 0;   // of an unfinished head: there is no end in so many bytes
   std::size_t head_left_ = 0;  // of the head, not yet handed out
   std::size_t n_body_bytes_ = 0;
   SteadyTime body_deadline_;

@@ -16,6 +16,9 @@
 #include <utility>
 
 #include "memoir/server/connection.h"
+#include "memoir/server/crowd.h"
+#include "memoir/server/http_message.h"
+#include "memoir/server/request_body.h"
 #include "memoir/server/worker_threads.h"
 
 namespace memoir::server {
@@ -25,7 +28,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kBacklog = 512;
 constexpr std::size_t kRequestsPerConnection = 10'000;
-constexpr std::chrono::milliseconds kCrowdedWait{20};
+constexpr int kClientGone = 499;
+constexpr std::size_t kMaxCorsHeaders = 4096;  // bytes of the names that a page wants to send
 
 bool is_id(std::string_view text) {
   return !text.empty() && text.size() <= 64 && std::all_of(text.begin(), text.end(), [](char c) {
@@ -42,34 +46,12 @@ std::string new_id() {
   return id;
 }
 
-const char* reason_phrase(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 408:
-      return "Request Timeout";
-    case 431:
-      return "Request Header Fields Too Large";
-    case 503:
-      return "Service Unavailable";
-    default:
-      return "Bad Request";
-  }
-}
-
-// For answers before the library has a request.
-std::string plain_response(int status, const std::string& body) {
-  return "HTTP/1.1 " + std::to_string(status) + " " + reason_phrase(status) +
-         "\r\nContent-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) +
-         "\r\nConnection: close\r\n" + (status == 503 ? "Retry-After: 1\r\n" : "") + "\r\n" + body;
-}
-
 // One request and its answer, while the library works on it.
 class Job : public Exchange {
  public:
   explicit Job(Connection& connection) : connection_(connection) {}
 
-  const Connection& connection() const { return connection_; }
+  Connection& connection() { return connection_; }
 
   std::optional<std::string> header(const std::string& name) const override {
     if (!request || !request->has_header(name)) return std::nullopt;
@@ -112,13 +94,18 @@ class SinkWriter : public StreamWriter {
 void Job::stream(const std::string& content_type, std::function<void(StreamWriter&)> write) {
   response->status = 200;
   response->set_header("Cache-Control", "no-store");
-  response->set_chunked_content_provider(content_type,
-                                         [write = std::move(write)](std::size_t, httplib::DataSink& sink) {
-                                           SinkWriter writer(sink);
-                                           write(writer);
-                                           sink.done();
-                                           return true;
-                                         });
+  const auto provide = [write = std::move(write)](std::size_t, httplib::DataSink& sink) {
+    SinkWriter writer(sink);
+    write(writer);
+    sink.done();
+    return true;
+  };
+  if (request->version == "HTTP/1.0") {  // knows no chunks: the end of the connection is the stream's
+    must_close = true;
+    response->set_content_provider(content_type, provide);
+  } else {
+    response->set_chunked_content_provider(content_type, provide);
+  }
 }
 
 // The library's handlers are not told which connection they work for; they run on the connection's thread.
@@ -144,18 +131,12 @@ class HttpServer::Impl : public httplib::Server {
     limits_.head_timeout = std::chrono::milliseconds(options_.head_timeout_ms);
     limits_.body_timeout = std::chrono::milliseconds(options_.body_timeout_ms);
     limits_.write_timeout = std::chrono::milliseconds(options_.write_timeout_ms);
-    set_payload_max_length(options_.max_body_bytes);
     set_keep_alive_timeout(options_.idle_timeout_ms / 1000);
     set_keep_alive_max_count(kRequestsPerConnection);
     set_pre_routing_handler(
         [this](const httplib::Request& request, httplib::Response& response) { return before(request, response); });
-    httplib::Server::HandlerWithContentReader post = [this](const auto& request, auto& response, const auto& reader) {
-      read_and_answer(request, response, reader);
-    };
-    Post(R"([\s\S]*)", post);
     set_error_handler(httplib::Server::HandlerWithResponse([this](const auto& request, auto& response) {
       // What the library refuses by itself has no body yet; nor has what nobody is there to read.
-      constexpr int kClientGone = 499;
       if (response.body.empty() && !response.content_provider_ && response.status != kClientGone) {
         reply_error(request.path, response, ApiError(response.status, "the request is malformed"));
         if (current_job) current_job->must_close = true;
@@ -163,8 +144,13 @@ class HttpServer::Impl : public httplib::Server {
       return HandlerResponse::Handled;
     }));
     set_post_routing_handler([](const httplib::Request&, httplib::Response& response) {
+      response.headers.erase("Accept-Ranges");  // the library's, of every HEAD
       if (!current_job) return;
       current_job->status = response.status;
+      if (response.status == kClientGone) {  // the library has no words for it
+        current_job->connection().write_all(plain_response(kClientGone, response.body));
+        current_job->connection().end_writing();
+      }
       if (!current_job->must_close) return;
       response.headers.erase("Keep-Alive");
       response.headers.erase("Connection");
@@ -202,41 +188,52 @@ class HttpServer::Impl : public httplib::Server {
 
  private:
   void accept_all() {
+    Crowd crowd(limits_, [this](const std::string& request_line) { return crowded_answer(request_line); });
+    std::vector<pollfd> entries;
     while (!is_stopping_) {
-      std::array<pollfd, 2> entries = {pollfd{svr_sock_, POLLIN, 0}, pollfd{wake_[0], POLLIN, 0}};
-      if (::poll(entries.data(), entries.size(), -1) < 0 && errno != EINTR) break;
+      entries = {{svr_sock_, POLLIN, 0}, {wake_[0], POLLIN, 0}};
+      crowd.append_to(entries);
+      if (::poll(entries.data(), entries.size(), wait_ms(crowd)) < 0 && errno != EINTR) break;
       if (is_stopping_) break;
-      if (!(entries[0].revents & POLLIN)) continue;
-      const int fd = ::accept(svr_sock_, nullptr, nullptr);
-      if (fd >= 0) {
-        {
-          const std::lock_guard lock(mutex_);
-          open_.insert(fd);
-        }
-        if (!workers_->run([this, fd] { serve(fd); })) serve_crowded(fd);
-      } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ECONNABORTED) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));  // no descriptors or no memory left: others end
-      }
+      crowd.serve(std::span(entries).subspan(2), Clock::now());
+      if (entries[0].revents & POLLIN) accept_one(crowd);
     }
   }
 
-  // All threads are busy: health and a refusal, from what arrives at once.
-  void serve_crowded(int fd) {
-    Connection connection(fd, limits_);
-    const bool has_head = connection.read_head(kCrowdedWait, kCrowdedWait) == Connection::Head::kRead;
-    if (has_head && connection.request_line().starts_with("GET /health ")) {
-      const auto [status, body] = callbacks_.health();
-      connection.write_all(plain_response(status, body));
-    } else {
-      refuse(connection, ApiError(503, "too many connections"));
+  static int wait_ms(const Crowd& crowd) {
+    if (crowd.size() == 0) return -1;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(crowd.next_deadline() - Clock::now());
+    return static_cast<int>(std::max<std::int64_t>(left.count(), 0));
+  }
+
+  void accept_one(Crowd& crowd) {
+    const int fd = ::accept(svr_sock_, nullptr, nullptr);
+    if (fd >= 0) {
+      {
+        const std::lock_guard lock(mutex_);
+        open_.insert(fd);
+      }
+      if (workers_->run([this, fd] { serve(fd); })) return;
+      forget(fd);
+      crowd.add(fd, Clock::now());
+    } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ECONNABORTED) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // no descriptors or no memory left: others end
     }
-    forget(connection);
+  }
+
+  // All threads are busy.
+  std::string crowded_answer(const std::string& request_line) {
+    if (request_line.starts_with("GET /health ")) {
+      const auto [status, body] = callbacks_.health();
+      return plain_response(status, body);
+    }
+    return plain_response(503, callbacks_.error_body("", ApiError(503, "too many connections")));
   }
 
   // Out of the set before the number may name another connection.
-  void forget(const Connection& connection) {
+  void forget(int fd) {
     const std::lock_guard lock(mutex_);
-    open_.erase(connection.fd());
+    open_.erase(fd);
   }
 
   void refuse(Connection& connection, const ApiError& error) {
@@ -250,7 +247,7 @@ class HttpServer::Impl : public httplib::Server {
     } catch (const std::exception& error) {
       callbacks_.on_unexpected(error.what());
     }
-    forget(connection);
+    forget(fd);
   }
 
   void serve_requests(Connection& connection) {
@@ -260,12 +257,19 @@ class HttpServer::Impl : public httplib::Server {
         case Connection::Head::kRead:
           break;
         case Connection::Head::kClosed:
+        case Connection::Head::kSilent:
           return;
         case Connection::Head::kTimedOut:
           refuse(connection, ApiError(408, "the request's head took too long"));
           return connection.linger();
         case Connection::Head::kTooLarge:
           refuse(connection, ApiError(431, "the request's head is too large"));
+          return connection.linger();
+        case Connection::Head::kTargetTooLong:
+          refuse(connection, ApiError(414, "the request's first line is too long"));
+          return connection.linger();
+        case Connection::Head::kWrongHost:
+          refuse(connection, ApiError(400, "the request must have one Host header"));
           return connection.linger();
         case Connection::Head::kMalformed:
           refuse(connection, ApiError(400, "the request's head is malformed"));
@@ -310,9 +314,7 @@ class HttpServer::Impl : public httplib::Server {
       admit(request, response);
       if (may_have_body) {
         check_body_headers(request);
-        if (states_body(request)) return HandlerResponse::Unhandled;
-        // An empty one, as HTTP has it. What a client sends all the same is no further request.
-        job.must_close = job.has_unread_body = true;
+        read_stated_body(request);
         answer();
         return HandlerResponse::Handled;
       }
@@ -336,10 +338,6 @@ class HttpServer::Impl : public httplib::Server {
                         [](const auto& header) { return header.first.find_first_of(" \t") != std::string::npos; });
   }
 
-  static bool states_body(const httplib::Request& request) {
-    return request.has_header("Transfer-Encoding") || request.has_header("Content-Length");
-  }
-
   static bool has_body(const httplib::Request& request) {
     return request.has_header("Transfer-Encoding") ||
            (request.has_header("Content-Length") && request.get_header_value("Content-Length") != "0");
@@ -354,19 +352,37 @@ class HttpServer::Impl : public httplib::Server {
       if (!is_allowed) throw ApiError(403, "this Origin is not allowed (--cors-origin)", {}, "origin_not_allowed");
       response.set_header("Access-Control-Allow-Origin", origin);
       response.set_header("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
-      response.set_header("Access-Control-Allow-Headers", "Authorization, Content-Type, X-Api-Key, X-Request-Id");
-      response.set_header("Vary", "Origin");
+      response.set_header("Access-Control-Allow-Headers", allowed_headers(request));
+      response.set_header("Vary", "Origin, Access-Control-Request-Headers");
     }
     if (request.method == "OPTIONS" || (request.method == "GET" && request.path == "/health")) return;
     if (!has_key(request))
       throw ApiError(401, "a valid API key is needed (Authorization: Bearer ...)", {}, "invalid_api_key");
   }
 
+  // What a page on an allowed origin wants to send is allowed: clients have headers of their own.
+  static std::string allowed_headers(const httplib::Request& request) {
+    const std::string fixed = "Authorization, Content-Type, X-Api-Key, X-Request-Id";
+    const std::string wanted = request.get_header_value("Access-Control-Request-Headers");
+    if (wanted.empty() || wanted.size() > kMaxCorsHeaders) return fixed;
+    std::string allowed = fixed;
+    for (std::size_t begin = 0; begin <= wanted.size();) {
+      const std::size_t end = std::min(wanted.find(',', begin), wanted.size());
+      std::string_view name = std::string_view(wanted).substr(begin, end - begin);
+      name.remove_prefix(std::min(name.find_first_not_of(" \t"), name.size()));
+      name = name.substr(0, name.find_last_not_of(" \t") + 1);
+      if (is_header_name(name)) allowed.append(", ").append(name);
+      begin = end + 1;
+    }
+    return allowed;
+  }
+
   bool has_key(const httplib::Request& request) const {
     if (options_.api_keys.empty()) return true;
     std::string given = request.get_header_value("Authorization");
     constexpr std::string_view kScheme = "Bearer ";
-    given = given.starts_with(kScheme) ? given.substr(kScheme.size()) : request.get_header_value("X-Api-Key");
+    const bool is_bearer = equal_without_case(std::string_view(given).substr(0, kScheme.size()), kScheme);
+    given = is_bearer ? given.substr(kScheme.size()) : request.get_header_value("X-Api-Key");
     bool is_known = false;
     for (const std::string& key : options_.api_keys) is_known = equal_in_constant_time(given, key) || is_known;
     return is_known;
@@ -378,7 +394,9 @@ class HttpServer::Impl : public httplib::Server {
     if (!encoding.empty() && encoding != "identity") throw ApiError(415, "compressed bodies are not taken");
     if (request.is_multipart_form_data()) throw ApiError(415, "the body must be JSON");
     if (request.has_header("Transfer-Encoding")) {
-      if (request.get_header_value("Transfer-Encoding") == "chunked" && !request.has_header("Content-Length")) return;
+      const bool is_chunked = equal_without_case(request.get_header_value("Transfer-Encoding"), "chunked") &&
+                              request.get_header_value_count("Transfer-Encoding") == 1;
+      if (is_chunked && !request.has_header("Content-Length")) return;
       throw ApiError(400, "this Transfer-Encoding is not taken");
     }
     if (!request.has_header("Content-Length")) return;
@@ -386,33 +404,24 @@ class HttpServer::Impl : public httplib::Server {
     const bool is_number = !length.empty() && length.find_first_not_of("0123456789") == std::string::npos;
     if (!is_number || request.get_header_value_count("Content-Length") != 1)
       throw ApiError(400, "Content-Length is malformed");
-    if (length.size() > 18 || std::stoull(length) > options_.max_body_bytes) throw too_large();
+    if (length.size() > 18 || std::stoull(length) > options_.max_body_bytes) {
+      throw body_too_large(options_.max_body_bytes);
+    }
   }
 
-  ApiError too_large() const {
-    return ApiError(413, "the body is larger than " + std::to_string(options_.max_body_bytes) + " bytes", {},
-                    "body_too_large");
-  }
-
-  void read_and_answer(const httplib::Request& request, httplib::Response& response,
-                       const httplib::ContentReader& read) {
+  // Once check_body_headers() has passed them.
+  void read_stated_body(const httplib::Request& request) const {
     Job& job = *current_job;
-    bool is_too_large = false;
-    const bool is_read = read([&](const char* data, std::size_t size) {
-      is_too_large = job.body.size() + size > options_.max_body_bytes;
-      if (!is_too_large) job.body.append(data, size);
-      return !is_too_large;
-    });
-    if (is_read) {
-      response.status = -1;
-      return answer();
+    const BodyLimits limits{options_.max_body_bytes, options_.max_head_bytes};
+    if (request.has_header("Content-Length")) {
+      job.body = read_body(job.connection(), std::stoull(request.get_header_value("Content-Length")), limits);
+    } else if (request.has_header("Transfer-Encoding")) {
+      job.body = read_body(job.connection(), std::nullopt, limits);
+      if (request.version == "HTTP/1.0") job.must_close = true;  // RFC 9112, section 6.1: who knows what it meant
+    } else {
+      // An empty one, as HTTP has it. What a client sends all the same is no further request.
+      job.must_close = job.has_unread_body = true;
     }
-    job.must_close = job.has_unread_body = true;
-    if (is_too_large || job.connection().is_body_too_large()) return reply_error(request.path, response, too_large());
-    if (job.connection().is_body_too_slow()) {
-      return reply_error(request.path, response, ApiError(408, "the body took too long"));
-    }
-    reply_error(request.path, response, ApiError(400, "the body is malformed or ended early"));
   }
 
   void answer() {
@@ -434,7 +443,7 @@ class HttpServer::Impl : public httplib::Server {
     response.set_header("Content-Type", "application/json");
     if (error.retry_after_s) response.set_header("Retry-After", std::to_string(*error.retry_after_s));
     if (error.status() == 401) response.set_header("WWW-Authenticate", "Bearer");
-    if (error.status() == 405) response.set_header("Allow", "GET, HEAD, POST, OPTIONS");
+    if (error.status() == 405) response.set_header("Allow", callbacks_.allowed_methods(path));
     if (current_job) current_job->note("error", std::string(error.what()).substr(0, 300));
   }
 

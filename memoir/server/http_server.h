@@ -3,12 +3,12 @@
 // HTTP: accepts connections, reads requests within limits, checks who may ask, and hands each to one function.
 //
 // Each connection has a thread of its own while it lasts, up to max_connections. Beyond these /health is still
-// answered, by the accepting thread, and everything else gets 503. Requests and answers are cpp-httplib's; waiting,
-// limits and threads are ours.
+// answered, by the accepting thread, and everything else gets 503; none of them keeps another waiting. Requests' heads
+// and answers are cpp-httplib's; bodies, waiting, limits and threads are ours.
 // Refused before the function is called: a wrong or missing API key (401; /health is open), an Origin that is not
-// allowed (403: pages of strangers must not talk to a server on this machine), a head (431) or body (413) that is too
-// large, a slow one (408), bodies without a length (411), of form data or compressed (415), methods but GET, HEAD, POST
-// and OPTIONS (405).
+// allowed (403: pages of strangers must not talk to a server on this machine), a first line (414), head (431) or body
+// (413) that is too large, a slow one (408), bodies of multipart form data or compressed (415), methods but GET, HEAD,
+// POST and OPTIONS (405).
 // Threads: the handler is called from many at once. start(), stop() and the destructor: one thread.
 
 #include <cstddef>
@@ -60,7 +60,7 @@ struct HttpOptions {
   std::string host = "127.0.0.1";
   int port = 8080;  // 0: any that is free
   std::vector<std::string> api_keys;
-  std::vector<std::string> cors_origins;  // "*" allows all
+  std::vector<std::string> cors_origins;  // "http://host:port" as browsers write them; "*" allows all
   std::size_t max_connections = 512;
   std::size_t max_body_bytes = 32U << 20;
   std::size_t max_head_bytes = 64U << 10;
@@ -86,6 +86,8 @@ struct HttpCallbacks {
   /// The body that says so in the words of the path's interface.
   std::function<std::string(std::string_view path, const ApiError&)> error_body;
   std::function<std::pair<int, std::string>()> health;  // status and body
+  /// For the answer's Allow ("GET, HEAD, OPTIONS") where another method was used.
+  std::function<std::string(const std::string& path)> allowed_methods;
   std::function<void(const ExchangeSummary&)> on_done;
   std::function<void(const std::string&)> on_unexpected;  // an exception that is nobody's wish
 };
