@@ -106,6 +106,16 @@ TEST_F(Http, KeysAreAskedForEverywhereButForHealth) {
   EXPECT_EQ(service_->stats().n_submitted, 0U);
 }
 
+TEST_F(Http, AKeyIsWhatItIsAlsoWithPercents) {
+  server::ServerOptions options;
+  options.http.api_keys = {"a%41%"};
+  start({}, options);
+  EXPECT_EQ(get("/v1/models", "Authorization: Bearer a%41%\r\n").status, 200);
+  EXPECT_EQ(get("/v1/models", "X-Api-Key: a%41%\r\n").status, 200);
+  EXPECT_EQ(get("/v1/models", "X-Api-Key: aA%\r\n").status, 401);
+  EXPECT_EQ(get("/v1/models", "X-Api-Key: a%2541%\r\n").status, 401);
+}
+
 TEST_F(Http, EqualInConstantTimeIsEquality) {
   EXPECT_TRUE(server::equal_in_constant_time("abc", "abc"));
   EXPECT_TRUE(server::equal_in_constant_time("", ""));
@@ -228,6 +238,7 @@ TEST_F(Http, BodiesOfOtherKindsAreRefused) {
   start();
   EXPECT_EQ(status_of("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length:\r\n\r\n"), 400);
   EXPECT_EQ(status_of("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n"), 400);
+  EXPECT_EQ(status_of("POST /cache/clear HTTP/1.1\r\nHost: x\r\nContent-Length: %32\r\n\r\n{}"), 400);
   EXPECT_EQ(status_of("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n"), 413);
   EXPECT_EQ(status_of("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"), 400);
   EXPECT_EQ(status_of("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}"), 400);
@@ -285,6 +296,7 @@ TEST_F(Http, RangesAndCompressionAreNotApplied) {
   const RawResponse response = get("/health", ranges);
   EXPECT_EQ(response.status, 200);
   EXPECT_EQ(response.json(), (Json{{"status", "ok"}}));
+  EXPECT_EQ(get("/health", "Cookie: " + std::string(9000, 'x') + "\r\n").status, 200);  // of others on this machine
   EXPECT_EQ(get("/health", "rAnGe: bytes=0-1\r\n").body.size(), response.body.size());
 }
 

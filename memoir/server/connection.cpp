@@ -37,6 +37,13 @@ std::string with_path_alone(std::string_view line) {
   return std::string(line.substr(0, begin)).append(has_path ? "" : "/").append(line.substr(begin + path));
 }
 
+// The library takes %41 in a header's value for A. A key may have it, and a length must not.
+std::string with_kept_percents(std::string_view line) {
+  std::string kept;
+  for (const char c : line) kept.append(c == '%' ? "%25" : std::string_view(&c, 1));
+  return kept;
+}
+
 }  // namespace
 
 Connection::Connection(int fd, const ConnectionLimits& limits) : fd_(fd), limits_(limits) {
@@ -125,8 +132,8 @@ Connection::Head Connection::filter_head(std::size_t head_size) {
     if (is_first && line.size() > kMaxFirstLine) return Head::kTargetTooLong;
     if (is_first) needs_host = line.ends_with(" HTTP/1.1");
     if (begins_with(line, "host:")) ++n_hosts;
-    if (begins_with(line, "range:") || begins_with(line, "accept-encoding:")) continue;
-    kept.append(is_first ? with_path_alone(line) : line).append("\r\n");
+    if (begins_with(line, "range:") || begins_with(line, "accept-encoding:") || begins_with(line, "cookie:")) continue;
+    kept.append(is_first ? with_path_alone(line) : with_kept_percents(line)).append("\r\n");
   }
   if (n_hosts > 1 || (needs_host && n_hosts == 0)) return Head::kWrongHost;
   buffer_.replace(0, head_size, kept);
