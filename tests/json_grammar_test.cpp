@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <random>
 #include <set>
@@ -14,6 +15,7 @@
 #include "memoir/base/error.h"
 #include "memoir/engine/grammar_processor.h"
 #include "memoir/engine/json_schema.h"
+#include "memoir/engine/request_fault.h"
 
 namespace memoir::engine {
 namespace {
@@ -200,7 +202,6 @@ TEST(JsonSchema, RefusesWhatItDoesNotKeepToByName) {
   EXPECT_EQ(key_of(R"({"required": ["a"], "additionalProperties": false})"), "#/required");
   EXPECT_EQ(key_of(R"({"type": "array", "minItems": -1})"), "#/minItems");
   EXPECT_EQ(key_of(R"({"type": "array", "minItems": 2, "maxItems": 1})"), "#/maxItems");
-  EXPECT_EQ(key_of(R"({"items": false})"), "#/items");
   EXPECT_EQ(key_of("[]"), "#");
   EXPECT_EQ(
       key_of(R"({"title": "t", "description": "d", "default": 1, "examples": [], "$schema": "s", "type": "null"})"),
@@ -241,7 +242,216 @@ TEST(JsonGrammar, TooManyAlternativesAreAnErrorNotAnEndlessWait) {
       {
         for (int i = 0; i < 60; ++i) state = grammar.step(state, '[');
       },
-      std::runtime_error);
+      RequestFault);
+}
+
+// ---- What has a value at all
+
+// `n` lists or objects inside each other, each of which must be there.
+Json nested(int n, bool as_objects) {
+  Json schema = {{"type", "null"}};
+  for (int i = 0; i < n; ++i) {
+    if (as_objects) {
+      schema = {{"properties", {{"a", std::move(schema)}}}, {"required", Json::array({"a"})}};
+    } else {
+      schema = {{"items", std::move(schema)}, {"minItems", 1}};
+    }
+  }
+  return schema;
+}
+
+std::string key_without_value(const Json& schema) {
+  try {
+    JsonSchema::parse(schema);
+  } catch (const NoValueError& error) {
+    return error.key();
+  }
+  return "has one";
+}
+
+TEST(JsonSchema, WithoutAFiniteValueIsRefusedByItsPlace) {
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {R"({"$ref": "#/$defs/n", "$defs": {"n": {"items": {"$ref": "#/$defs/n"}, "minItems": 1, "maxItems": 1}}})",
+       "#/$defs/n/items"},
+      {R"({"properties": {"next": {"$ref": "#"}}, "required": ["next"]})", "#/properties/next"},
+      {R"({"required": ["a"], "additionalProperties": {"$ref": "#"}})", "#/additionalProperties"},
+      {R"({"anyOf": [{"items": {"$ref": "#"}, "minItems": 2}, {"properties": {"a": {"$ref": "#"}}, "required": ["a"]}]})",
+       "#"},
+      {R"({"properties": {"a": false}, "required": ["a"]})", "#/properties/a"},
+      {R"({"items": {"anyOf": [false, false]}, "minItems": 1})", "#/items"},
+      {"false", "#"},
+      {R"({"properties": {"a": {"type": "null"}, "b": {"$ref": "#/$defs/b"}}, "required": ["a", "b"],
+           "$defs": {"b": {"items": {"$ref": "#/$defs/c"}, "minItems": 1},
+                     "c": {"properties": {"b": {"$ref": "#/$defs/b"}}, "required": ["b"]}}})",
+       "#/$defs/c/properties/b"},
+  };
+  for (const auto& [schema, key] : cases) {
+    EXPECT_EQ(key_without_value(Json::parse(schema)), key) << schema;
+  }
+}
+
+TEST(JsonSchema, WhatMustNestDeeperThanCanBeWrittenIsRefused) {
+  for (const bool as_objects : {false, true}) {
+    EXPECT_EQ(key_without_value(nested(64, as_objects)), "has one");
+    EXPECT_EQ(key_without_value(nested(65, as_objects)), "#");
+  }
+  // The shallowest alternative counts, and of an object the deepest that it must have.
+  EXPECT_EQ(key_without_value({{"anyOf", {nested(70, true), nested(64, false)}}}), "has one");
+  EXPECT_EQ(key_without_value({{"properties", {{"a", {{"type", "null"}}}, {"b", nested(64, false)}}},
+                               {"required", Json::array({"a", "b"})}}),
+            "#");
+}
+
+TEST(JsonGrammar, WhatHasNoValueIsLeftOutWhereItNeedNotBe) {
+  expect(R"({"properties": {"a": false, "b": {"type": "null"}}})", {"{}", R"({"b": null})"},
+         {R"({"a": null})", R"({"a)"});
+  expect(R"({"properties": {"a": false}, "additionalProperties": true})", {"{}", R"({"b": 1})", R"({"aa": 1})"},
+         {R"({"a": 1})", R"({"b": 1, "a": 1})"});
+  expect(R"({"items": false})", {"[]", "[ ]"}, {"[1]", "[null]"});
+  expect(R"({"anyOf": [false, {"type": "null"}]})", {"null"}, {"1", "[]", "{}"});
+  expect(R"({"properties": {"a": {"$ref": "#/$defs/n"}}, "additionalProperties": {"$ref": "#/$defs/n"},
+             "$defs": {"n": {"items": {"$ref": "#/$defs/n"}, "minItems": 1}}})",
+         {"{}", "{ }"}, {R"({"a": [[]]})", R"({"b": []})"});
+}
+
+// Bytes at random, most often those that open something: there is always one more, or the text may end. Returns how
+// deep it went.
+int walk_at_random(JsonGrammar& grammar, unsigned seed) {
+  constexpr std::size_t kEnough = 3000;
+  std::mt19937 random(seed);
+  JsonGrammar::State state = grammar.start();
+  std::string text;
+  int depth = 0;
+  int deepest = 0;
+  bool in_string = false;
+  while (text.size() < kEnough) {
+    std::string next;
+    for (const char* bytes : {"[{\"", "[{\",:}]abcdenlptux0", "rsf"}) {  // the first two by chance, the last if need be
+      if (!next.empty() && random() % 8 != 0) break;
+      for (const char c : std::string(bytes)) {
+        if (grammar.step(state, static_cast<std::uint8_t>(c)) != JsonGrammar::kRefused) next += c;
+      }
+    }
+    if (next.empty()) break;
+    const char c = next[random() % next.size()];
+    state = grammar.step(state, static_cast<std::uint8_t>(c));
+    text += c;
+    if (c == '"') in_string = !in_string;
+    if (!in_string) depth += (c == '[' || c == '{') - (c == ']' || c == '}');
+    deepest = std::max(deepest, depth);
+  }
+  if (text.size() < kEnough) {
+    EXPECT_TRUE(grammar.can_end(state)) << "nothing may come behind " << text;
+    EXPECT_TRUE(Json::accept(text)) << text;
+  }
+  return deepest;
+}
+
+TEST(JsonGrammar, NeverOpensWhatItCannotEnd) {
+  const std::vector<const char*> schemas = {
+      R"({"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "minItems": 1, "items": {"anyOf": [{"$ref": "#/$defs/n"},
+          {"type": "object", "properties": {"a": {"type": "array", "minItems": 1, "items": {"type": "null"}}},
+           "required": ["a"], "additionalProperties": false}]}}}})",
+      R"({"properties": {"deep": {"items": {"items": {"type": "null"}, "minItems": 1}, "minItems": 1}, "next": {"$ref": "#"},
+                         "last": {"required": ["x"]}}})",
+      R"({"additionalProperties": {"anyOf": [{"$ref": "#"}, {"items": {"items": {"$ref": "#"}, "minItems": 2}}]}})",
+      R"({"items": {"anyOf": [{"$ref": "#"}, {"items": {"items": {"type": "boolean"}, "minItems": 1}, "minItems": 1}]}})",
+      R"({"properties": {"a": {"$ref": "#"}, "b": {"items": {"$ref": "#"}, "minItems": 1}, "c": false},
+          "additionalProperties": {"items": {"$ref": "#"}, "minItems": 3}})",
+      "{}",
+  };
+  for (const char* schema : schemas) {
+    JsonGrammar grammar = grammar_of(schema);
+    int deepest = 0;
+    for (unsigned seed = 0; seed < 30; ++seed) deepest = std::max(deepest, walk_at_random(grammar, seed));
+    EXPECT_GE(deepest, 60) << schema;
+    EXPECT_LE(deepest, 64) << schema;
+  }
+}
+
+TEST(JsonGrammar, ABranchThatFitsIsTakenAtTheLastLevels) {
+  // 62 lists, and an object with a list: 64. One more list leaves no room for that.
+  const char* schema = R"({"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "minItems": 1, "items": {"anyOf": [
+      {"$ref": "#/$defs/n"}, {"properties": {"a": {"minItems": 1, "items": {"type": "null"}}}, "required": ["a"]}]}}}})";
+  const auto lists = [](int n, const std::string& inside) {
+    return std::string(static_cast<std::size_t>(n), '[') + inside + std::string(static_cast<std::size_t>(n), ']');
+  };
+  expect(schema, {lists(62, R"({"a":[null]})"), lists(1, R"({"a":[null, null]})")}, {lists(63, R"({"a":[null]})")});
+  JsonGrammar grammar = grammar_of(schema);
+  JsonGrammar::State state = grammar.start();
+  for (int i = 0; i < 62; ++i) state = grammar.step(state, '[');
+  EXPECT_EQ(grammar.step(state, '['), JsonGrammar::kRefused);
+  EXPECT_NE(grammar.step(state, '{'), JsonGrammar::kRefused);
+}
+
+// ---- Many alternatives
+
+TEST(JsonGrammar, EnumsAreAsLongAsTheyLike) {
+  Json values = Json::array();
+  Json constants = Json::array();
+  for (int i = 0; i < 10'000; ++i) {
+    values.push_back("value" + std::to_string(i));
+    constants.push_back({{"const", i}});
+  }
+  expect(Json{{"enum", values}}.dump().c_str(), {R"("value0")", R"("value9999")", R"("value12")"},
+         {R"("value")", R"("value10000")", R"("value012")", "0"});
+  expect(Json{{"anyOf", constants}}.dump().c_str(), {"0", "1", "12", "9999"}, {"10000", "00", "-1", "1.0"});
+}
+
+TEST(JsonSchema, MoreAlternativesThanCanBeOpenAreRefusedByTheirPlace) {
+  const auto key_of = [](const Json& schema) {
+    try {
+      JsonSchema::parse(schema);
+    } catch (const UnsupportedError& error) {
+      return error.key();
+    }
+    return std::string("taken");
+  };
+  const auto objects = [](int n) {
+    Json list = Json::array();
+    for (int i = 0; i < n; ++i) list.push_back({{"properties", {{"p" + std::to_string(i), {{"type", "null"}}}}}});
+    return Json{{"anyOf", list}};
+  };
+  EXPECT_EQ(key_of(objects(4096)), "taken");
+  EXPECT_EQ(key_of({{"items", objects(4097)}}), "#/items");
+  const auto optional = [](int n) {
+    Json properties = Json::object();
+    for (int i = 0; i < n; ++i) properties["p" + std::to_string(i)] = {{"type", "null"}};
+    return Json{{"properties", properties}};
+  };
+  EXPECT_EQ(key_of(optional(4095)), "taken");
+  EXPECT_EQ(key_of(optional(4096)), "#/properties");
+}
+
+// Each definition names the next one twice: 2^60 ways to the same value.
+TEST(JsonSchema, AlternativesThatAreTheSameCountOnce) {
+  Json schema = {{"$ref", "#/$defs/d0"}, {"$defs", {{"d60", {{"type", "null"}}}}}};
+  for (int i = 0; i < 60; ++i) {
+    const Json next = {{"$ref", "#/$defs/d" + std::to_string(i + 1)}};
+    schema["$defs"]["d" + std::to_string(i)] = {{"anyOf", {next, next}}};
+  }
+  // A reference is two levels of the schema's own nesting, which ends at 100.
+  schema["$ref"] = "#/$defs/d20";
+  expect(schema.dump().c_str(), {"null"}, {"1", "[]"});
+}
+
+// ---- What JSON Schema says of numbers and references
+
+TEST(JsonGrammar, WholeNumbersMayBeWrittenWithAPoint) {
+  expect(R"({"type": "integer", "const": 1.0})", {"1.0"}, {"2", "true"});
+  expect(R"({"type": "integer", "enum": [2.0, 2.5, 3]})", {"2.0", "3"}, {"2.5"});
+  expect(R"({"items": {"type": "null"}, "minItems": 1.0, "maxItems": 2.0})", {"[null]", "[null,null]"},
+         {"[]", "[null,null,null]"});
+  EXPECT_THROW(grammar_of(R"({"minItems": 1.5})"), FormatError);
+}
+
+// RFC 6901, section 6: a pointer as a URI's fragment is percent-encoded, ~1 is / and ~0 is ~.
+TEST(JsonGrammar, ReferencesAreDecoded) {
+  const char* schema = R"({"$defs": {"a b": {"const": 1}, "c/d": {"const": 2}, "e~f": {"const": 3}, "é": {"const": 4},
+      "%41": {"const": 5}}, "anyOf": [{"$ref": "#/$defs/a%20b"}, {"$ref": "#/$defs/c~1d"}, {"$ref": "#/$defs/e~0f"},
+      {"$ref": "#/%24defs/%C3%A9"}, {"$ref": "#/$defs/%2541"}]})";
+  expect(schema, {"1", "2", "3", "4", "5"}, {"6"});
+  EXPECT_THROW(grammar_of(R"({"$ref": "#/$defs/A", "$defs": {"%41": {}}})"), FormatError);
 }
 
 // ---- Over a vocabulary

@@ -1,11 +1,11 @@
 #include "memoir/engine/json_grammar.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "memoir/engine/json_string.h"
+#include "memoir/engine/request_fault.h"
 
 namespace memoir::engine {
 namespace {
@@ -13,9 +13,6 @@ namespace {
 constexpr int kMaxSpaces = 20;
 constexpr int kMaxDigits = 18;
 constexpr int kMaxExponentDigits = 2;
-constexpr int kMaxDepth = 64;
-constexpr int kMaxExpansion = 200;
-constexpr std::size_t kMaxAlternatives = 4096;
 
 // Where an object or a list stands, in Frame::b above the count of spaces.
 enum Phase { kOpen = 0, kColon = 1, kNext = 2, kComma = 3 };
@@ -91,8 +88,9 @@ JsonGrammar::State JsonGrammar::intern_state(std::vector<int> frames) {
   std::sort(frames.begin(), frames.end());
   frames.erase(std::unique(frames.begin(), frames.end()), frames.end());
   if (frames.empty()) return kRefused;
-  if (frames.size() > kMaxAlternatives) {
-    throw std::runtime_error("the JSON schema leaves too many alternatives open at once");
+  if (frames.size() > JsonSchema::kMaxAlternatives) {
+    throw RequestFault("", "the JSON schema leaves more than " + std::to_string(JsonSchema::kMaxAlternatives) +
+                               " alternatives open at once");
   }
   const auto [known, is_new] = state_ids_.try_emplace(frames, static_cast<State>(states_.size()));
   if (is_new) {
@@ -147,16 +145,13 @@ void JsonGrammar::step_frame(int id, std::uint8_t byte) {
     case Kind::kDone:
       return;
     case Kind::kValue:
-      if (!is_space(byte)) return begin_value(frame.node, frame.parent, byte, 0);
+      if (!is_space(byte)) return begin_value(frame.node, frame.parent, byte);
       if (frame.b < kMaxSpaces) emit({frame.parent, frame.kind, frame.node, frame.a, frame.b + 1});
       return;
-    case Kind::kText: {
-      const std::string& text = schema_->texts[static_cast<std::size_t>(frame.node)];
-      const auto at = static_cast<std::size_t>(frame.a);
-      if (static_cast<std::uint8_t>(text[at]) != byte) return;
-      at + 1 == text.size() ? emit(frame.parent) : emit({frame.parent, frame.kind, frame.node, frame.a + 1, 0});
-      return;
-    }
+    case Kind::kText:
+      return step_text(frame.parent, frame.node, byte);
+    case Kind::kKey:
+      return step_key(frame, byte);
     case Kind::kString:
       return step_string(frame, byte);
     case Kind::kNumber:
@@ -171,24 +166,44 @@ void JsonGrammar::step_frame(int id, std::uint8_t byte) {
 }
 
 // The first byte of a value of `node`; behind the value comes `parent`.
-void JsonGrammar::begin_value(int node, int parent, std::uint8_t byte, int depth) {
-  if (depth > kMaxExpansion) throw std::runtime_error("the JSON schema's references are nested too deep");
+void JsonGrammar::begin_value(int node, int parent, std::uint8_t byte) {
   const JsonSchema::Node& rule = schema_->nodes[static_cast<std::size_t>(node)];
-  for (const int alternative : rule.any_of) begin_value(alternative, parent, byte, depth + 1);
-  for (const int text : rule.texts) {
-    const std::string& value = schema_->texts[static_cast<std::size_t>(text)];
-    if (static_cast<std::uint8_t>(value[0]) != byte) continue;
-    value.size() == 1 ? emit(parent) : emit({parent, Kind::kText, text, 1, 0});
-  }
+  if (rule.texts >= 0) step_text(parent, rule.texts, byte);
   if (rule.takes_string && byte == '"') emit({parent, Kind::kString, 0, kInPlain, 0});
   if (rule.takes_number || rule.takes_integer) {
     const int is_integer = rule.takes_number ? 0 : 1;
     if (byte == '-') emit({parent, Kind::kNumber, is_integer, kMinus, 0});
     if (is_digit(byte)) emit({parent, Kind::kNumber, is_integer, byte == '0' ? kZero : kInteger, 1});
   }
-  if (depths_[static_cast<std::size_t>(parent)] >= kMaxDepth) return;
-  if (rule.object && byte == '{') emit({parent, Kind::kObject, *rule.object, 0, at_phase(kOpen)});
-  if (rule.array && byte == '[') emit({parent, Kind::kArray, *rule.array, 0, at_phase(kOpen)});
+  const int levels = levels_left(parent);
+  if (byte == '{') {
+    for (const int object : rule.objects) {
+      if (schema_->objects[static_cast<std::size_t>(object)].min_levels > levels) continue;
+      emit({parent, Kind::kObject, object, 0, at_phase(kOpen)});
+    }
+  } else if (byte == '[') {
+    for (const int array : rule.arrays) {
+      if (schema_->arrays[static_cast<std::size_t>(array)].min_levels > levels) continue;
+      emit({parent, Kind::kArray, array, 0, at_phase(kOpen)});
+    }
+  }
+}
+
+// A byte of a value that is spelled out, behind the node `at` of the trie.
+void JsonGrammar::step_text(int parent, int at, std::uint8_t byte) {
+  const int next = schema_->next_text_node(at, byte);
+  if (next < 0) return;
+  const JsonSchema::TextNode& node = schema_->text_nodes[static_cast<std::size_t>(next)];
+  if (node.is_end) emit(parent);
+  if (!node.next.empty()) emit({parent, Kind::kText, next, 0, 0});
+}
+
+// The name of one property; a: how much of it is behind.
+void JsonGrammar::step_key(const Frame& frame, std::uint8_t byte) {
+  const std::string& text = schema_->texts[static_cast<std::size_t>(frame.node)];
+  const auto at = static_cast<std::size_t>(frame.a);
+  if (static_cast<std::uint8_t>(text[at]) != byte) return;
+  at + 1 == text.size() ? emit(frame.parent) : emit({frame.parent, frame.kind, frame.node, frame.a + 1, 0});
 }
 
 void JsonGrammar::step_string(const Frame& frame, std::uint8_t byte) {
@@ -213,21 +228,34 @@ bool JsonGrammar::may_close(const Frame& object) const {
                       [](const auto& property) { return property.is_required; });
 }
 
-bool JsonGrammar::may_name(const Frame& object) const {
+// Those of which a value can be written in the levels that are left; the next that must come ends the choice.
+JsonGrammar::NextNames JsonGrammar::next_names(const Frame& object) const {
   const auto& rule = schema_->objects[static_cast<std::size_t>(object.node)];
-  return rule.additional || static_cast<std::size_t>(object.a) < rule.properties.size();
+  const int levels = levels_left(object.parent) - 1;
+  NextNames next;
+  for (int i = object.a; i < static_cast<int>(rule.properties.size()); ++i) {
+    const auto& property = rule.properties[static_cast<std::size_t>(i)];
+    if (fits(property.value, levels)) next.declared.push_back(i);
+    if (property.is_required) return next;
+  }
+  next.others = rule.additional && fits(*rule.additional, levels);
+  return next;
+}
+
+bool JsonGrammar::may_name(const Frame& object) const {
+  const NextNames next = next_names(object);
+  return next.others || !next.declared.empty();
 }
 
 void JsonGrammar::begin_names(const Frame& object) {
   const auto& rule = schema_->objects[static_cast<std::size_t>(object.node)];
-  const int n_properties = static_cast<int>(rule.properties.size());
-  for (int i = object.a; i < n_properties; ++i) {
-    const auto& property = rule.properties[static_cast<std::size_t>(i)];
+  const NextNames next = next_names(object);
+  for (const int i : next.declared) {
     const int parent = intern({object.parent, Kind::kObject, object.node, i + 1, at_phase(kColon)});
-    emit({parent, Kind::kText, property.key, 1, 0});
-    if (property.is_required) return;
+    emit({parent, Kind::kKey, rule.properties[static_cast<std::size_t>(i)].key, 1, 0});
   }
-  if (!rule.additional) return;
+  if (!next.others) return;
+  const int n_properties = static_cast<int>(rule.properties.size());
   const int parent = intern({object.parent, Kind::kObject, object.node, n_properties + 1, at_phase(kColon)});
   emit({parent, Kind::kName, object.node, n_properties == 0 ? -1 : rule.names, kInPlain});
 }
@@ -255,21 +283,15 @@ void JsonGrammar::step_object(const Frame& frame, std::uint8_t byte) {
 
 // A name that the schema does not declare. a: its place in the trie of those that are, -1 once it differs from all.
 void JsonGrammar::step_name(const Frame& frame, std::uint8_t byte) {
-  const auto& names = schema_->name_nodes;
   const bool has_declared = !schema_->objects[static_cast<std::size_t>(frame.node)].properties.empty();
   if (frame.b == kInPlain && byte == '"') {
-    if (frame.a < 0 || !names[static_cast<std::size_t>(frame.a)].is_name) emit(frame.parent);
+    if (frame.a < 0 || !schema_->text_nodes[static_cast<std::size_t>(frame.a)].is_end) emit(frame.parent);
     return;
   }
   if (has_declared && byte == '\\') return;  // it could spell a declared name
   const JsonStringState next = step_json_string(static_cast<JsonStringState>(frame.b), byte);
   if (next == JsonStringState::kBad) return;
-  int at = -1;
-  if (frame.a >= 0) {
-    for (const auto& [edge, node] : names[static_cast<std::size_t>(frame.a)].next) {
-      if (edge == byte) at = node;
-    }
-  }
+  const int at = frame.a < 0 ? -1 : schema_->next_text_node(frame.a, byte);
   emit({frame.parent, frame.kind, frame.node, at, static_cast<int>(next)});
 }
 
@@ -286,10 +308,11 @@ void JsonGrammar::step_array(const Frame& frame, std::uint8_t byte) {
     return;
   }
   if (rule.max_items && frame.a >= *rule.max_items) return;
+  if (!fits(rule.items, levels_left(frame.parent) - 1)) return;
   const int count = rule.max_items ? frame.a + 1 : std::min(frame.a + 1, rule.min_items);
   const int parent = intern({frame.parent, frame.kind, frame.node, count, at_phase(kNext)});
   if (phase == kOpen) {
-    begin_value(rule.items, parent, byte, 0);
+    begin_value(rule.items, parent, byte);
   } else if (phase == kNext && byte == ',') {
     emit({parent, Kind::kValue, rule.items, 0, 0});
   }

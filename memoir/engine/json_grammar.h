@@ -32,7 +32,8 @@ class JsonGrammar {
 
   State start() const { return start_; }
 
-  /// The state behind `byte`, or kRefused. Throws std::runtime_error if too many alternatives are open at once.
+  /// The state behind `byte`, or kRefused: what is taken can always be ended. Throws RequestFault if too many
+  /// alternatives are open at once.
   State step(State state, std::uint8_t byte) {
     const int next = next_[static_cast<std::size_t>(state)][byte];
     return next == kUnknown ? make_step(state, byte) : next;
@@ -55,7 +56,7 @@ class JsonGrammar {
  private:
   static constexpr int kUnknown = -2;
 
-  enum class Kind : std::uint8_t { kDone, kValue, kText, kString, kNumber, kObject, kName, kArray };
+  enum class Kind : std::uint8_t { kDone, kValue, kText, kKey, kString, kNumber, kObject, kName, kArray };
   /// One element of a stack. What a and b mean is the kind's own affair.
   struct Frame {
     int parent;
@@ -77,15 +78,25 @@ class JsonGrammar {
   int adopt_frame(const JsonGrammar& other, int frame);
 
   void step_frame(int frame, std::uint8_t byte);
-  void begin_value(int node, int parent, std::uint8_t byte, int depth);
+  void begin_value(int node, int parent, std::uint8_t byte);
+  void step_text(int parent, int at, std::uint8_t byte);
+  void step_key(const Frame& frame, std::uint8_t byte);
   void step_string(const Frame& frame, std::uint8_t byte);
   void step_number(int id, const Frame& frame, std::uint8_t byte);
   void step_object(const Frame& frame, std::uint8_t byte);
   void step_name(const Frame& frame, std::uint8_t byte);
   void step_array(const Frame& frame, std::uint8_t byte);
+  /// The properties that may come next in an object.
+  struct NextNames {
+    std::vector<int> declared;
+    bool others = false;
+  };
+  NextNames next_names(const Frame& object) const;
   void begin_names(const Frame& object);
   bool may_close(const Frame& object) const;
   bool may_name(const Frame& object) const;
+  int levels_left(int parent) const { return JsonSchema::kMaxLevels - depths_[static_cast<std::size_t>(parent)]; }
+  bool fits(int node, int levels) const { return schema_->nodes[static_cast<std::size_t>(node)].min_levels <= levels; }
   void emit(const Frame& frame) { out_.push_back(intern(frame)); }
   void emit(int frame) { out_.push_back(frame); }
 

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <map>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "memoir/base/error.h"
+#include "memoir/engine/json_schema_draft.h"
 
 namespace memoir::engine {
 namespace {
@@ -15,6 +18,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kWhere = "json schema";
+constexpr std::size_t kMaxPlaceBytes = 300;  // kept of each, for messages
 constexpr std::size_t kMaxNodes = 20'000;
 constexpr std::size_t kMaxTextBytes = 1U << 20;
 constexpr int kMaxDepth = 100;
@@ -34,40 +38,66 @@ std::string json_text(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+// JSON Schema's integers: 1.0 is one.
+bool is_whole(const Json& value) {
+  if (!value.is_number_float()) return value.is_number_integer();
+  const double number = value.get<double>();
+  return std::trunc(number) == number;
+}
+
+// A reference is a URI, in which any byte may be written as % and two hexadecimal digits (RFC 3986, 2.1).
+std::string percent_decoded(const std::string& text) {
+  std::string made;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    unsigned char byte = 0;
+    const char* const digits = text.data() + i + 1;
+    const bool is_escape = text[i] == '%' && i + 2 < text.size();
+    if (is_escape && std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
+      made += static_cast<char>(byte);
+      i += 2;
+    } else {
+      made += text[i];
+    }
+  }
+  return made;
+}
+
 class Compiler {
  public:
   explicit Compiler(const Json& document) : document_(document) {}
 
   JsonSchema compile() {
-    schema_.root = node(document_, "#", 0);
-    refuse_left_recursion();
-    return std::move(schema_);
+    draft_.root = node(document_, "#", 0);
+    return resolve(draft_);
   }
 
   JsonSchema compile_any_object() {
-    schema_.nodes.emplace_back();
-    schema_.nodes[0].object = add_object({{}, any(), -1}, {});
-    return std::move(schema_);
+    draft_.nodes.emplace_back().place = "#";
+    const int object = add_object({{}, any()}, {});
+    draft_.nodes[0].object = object;
+    return resolve(draft_);
   }
 
  private:
   // A schema's node; the same place gives the same node, so that a schema may refer to itself.
   int node(const Json& schema, const std::string& place, int depth) {
     if (const auto known = nodes_.find(&schema); known != nodes_.end()) return known->second;
-    if (schema.is_boolean()) {
-      if (schema.get<bool>()) return any();
-      throw UnsupportedError(kWhere, place, "false allows no value");
-    }
-    if (!schema.is_object()) throw FormatError(kWhere, place, "is neither an object nor a boolean");
-    if (depth > kMaxDepth || schema_.nodes.size() >= kMaxNodes) {
+    if (schema == Json(true)) return any();
+    if (!schema.is_object() && schema != Json(false))
+      throw FormatError(kWhere, place, "is neither an object nor a boolean");
+    if (depth > kMaxDepth || draft_.nodes.size() >= kMaxNodes) {
       throw UnsupportedError(kWhere, place, "the schema is too large");
     }
-    check_keywords(schema, place);
-    const int id = static_cast<int>(schema_.nodes.size());
-    schema_.nodes.emplace_back();
+    const int id = static_cast<int>(draft_.nodes.size());
+    draft_.nodes.emplace_back();
     nodes_[&schema] = id;
-    JsonSchema::Node made = make_node(schema, place, depth);
-    schema_.nodes[static_cast<std::size_t>(id)] = std::move(made);
+    SchemaDraft::Node made;  // as it is, it takes no value
+    if (schema.is_object()) {
+      check_keywords(schema, place);
+      made = make_node(schema, place, depth);
+    }
+    made.place = place.substr(0, kMaxPlaceBytes);
+    draft_.nodes[static_cast<std::size_t>(id)] = std::move(made);
     return id;
   }
 
@@ -90,12 +120,12 @@ class Compiler {
     }
   }
 
-  JsonSchema::Node make_node(const Json& schema, const std::string& place, int depth) {
+  SchemaDraft::Node make_node(const Json& schema, const std::string& place, int depth) {
     if (schema.contains("$ref")) return {.any_of = {reference(schema["$ref"], place + "/$ref", depth)}};
     if (schema.contains("anyOf")) return alternatives(schema["anyOf"], place + "/anyOf", depth);
     if (schema.contains("enum")) return spelled_out(schema, schema["enum"], place + "/enum");
     if (schema.contains("const")) return spelled_out(schema, Json::array({schema["const"]}), place + "/const");
-    JsonSchema::Node made;
+    SchemaDraft::Node made;
     for (const std::string& type : types_of(schema, place)) add_type(made, type, schema, place, depth);
     return made;
   }
@@ -104,16 +134,20 @@ class Compiler {
     if (!target.is_string()) throw FormatError(kWhere, place, "is not a string");
     const std::string& name = target.get_ref<const std::string&>();
     if (name != "#" && !name.starts_with("#/")) throw UnsupportedError(kWhere, place, "only local references (#/...)");
+    return node(target_of(name, place), name, depth + 1);
+  }
+
+  const Json& target_of(const std::string& reference, const std::string& place) const {
     try {
-      return node(document_.at(Json::json_pointer(name.substr(1))), name, depth + 1);
+      return document_.at(Json::json_pointer(percent_decoded(reference.substr(1))));
     } catch (const Json::exception&) {
-      throw FormatError(kWhere, place, "refers to " + name.substr(0, 200) + ", which is not there");
+      throw FormatError(kWhere, place, "refers to " + reference.substr(0, 200) + ", which is not there");
     }
   }
 
-  JsonSchema::Node alternatives(const Json& list, const std::string& place, int depth) {
+  SchemaDraft::Node alternatives(const Json& list, const std::string& place, int depth) {
     if (!list.is_array() || list.empty()) throw FormatError(kWhere, place, "is not a list with members");
-    JsonSchema::Node made;
+    SchemaDraft::Node made;
     for (std::size_t i = 0; i < list.size(); ++i) {
       made.any_of.push_back(node(list[i], place + "/" + std::to_string(i), depth + 1));
     }
@@ -121,9 +155,9 @@ class Compiler {
   }
 
   // Enumerated values, those of another type than the schema's left out.
-  JsonSchema::Node spelled_out(const Json& schema, const Json& values, const std::string& place) {
+  SchemaDraft::Node spelled_out(const Json& schema, const Json& values, const std::string& place) {
     if (!values.is_array()) throw FormatError(kWhere, place, "is not a list");
-    JsonSchema::Node made;
+    SchemaDraft::Node made;
     std::set<std::string> types;
     if (schema.contains("type")) {
       for (const std::string& type : types_of(schema, place)) types.insert(type);
@@ -136,7 +170,7 @@ class Compiler {
   }
 
   static bool has_type(const Json& value, const std::set<std::string>& types) {
-    if (value.is_number_integer() && types.contains("integer")) return true;
+    if (is_whole(value) && types.contains("integer")) return true;
     if (value.is_number()) return types.contains("number");
     return types.contains(value.type_name());
   }
@@ -162,7 +196,7 @@ class Compiler {
     return types;
   }
 
-  void add_type(JsonSchema::Node& made, const std::string& type, const Json& schema, const std::string& place,
+  void add_type(SchemaDraft::Node& made, const std::string& type, const Json& schema, const std::string& place,
                 int depth) {
     if (type == "string") {
       made.takes_string = true;
@@ -219,32 +253,29 @@ class Compiler {
       rule.properties.push_back({text(json_text(Json(name))), rule.additional ? *rule.additional : any(), true});
       names.push_back(name);
     }
+    check_alternatives(rule, place);
     return add_object(std::move(rule), names);
   }
 
-  int add_object(JsonSchema::ObjectRule rule, const std::vector<std::string>& names) {
-    rule.names = static_cast<int>(schema_.name_nodes.size());
-    schema_.name_nodes.emplace_back();
-    for (const std::string& name : names) add_name(rule.names, name);
-    schema_.objects.push_back(std::move(rule));
-    return static_cast<int>(schema_.objects.size()) - 1;
+  // Names that may come next are told apart while they are written.
+  static void check_alternatives(const JsonSchema::ObjectRule& rule, const std::string& place) {
+    std::size_t n_open = 1;  // any other name
+    std::size_t n_most = 1;
+    for (const JsonSchema::Property& property : rule.properties) {
+      n_most = std::max(n_most, ++n_open);
+      if (property.is_required) n_open = 1;
+    }
+    if (n_most <= JsonSchema::kMaxAlternatives) return;
+    throw UnsupportedError(kWhere, place + "/properties",
+                           "has too many optional members between required ones, more than " +
+                               std::to_string(JsonSchema::kMaxAlternatives - 1));
   }
 
-  void add_name(int at, const std::string& name) {
-    for (const char c : name) {
-      const auto byte = static_cast<unsigned char>(c);
-      const auto& next = schema_.name_nodes[static_cast<std::size_t>(at)].next;
-      const auto found = std::find_if(next.begin(), next.end(), [&](const auto& edge) { return edge.first == byte; });
-      if (found != next.end()) {
-        at = found->second;
-        continue;
-      }
-      const int made = static_cast<int>(schema_.name_nodes.size());
-      schema_.name_nodes[static_cast<std::size_t>(at)].next.emplace_back(byte, made);
-      schema_.name_nodes.emplace_back();
-      at = made;
-    }
-    schema_.name_nodes[static_cast<std::size_t>(at)].is_name = true;
+  int add_object(JsonSchema::ObjectRule rule, const std::vector<std::string>& names) {
+    rule.names = add_trie(draft_.text_nodes);
+    for (const std::string& name : names) add_to_trie(draft_.text_nodes, rule.names, name);
+    draft_.objects.push_back(std::move(rule));
+    return static_cast<int>(draft_.objects.size()) - 1;
   }
 
   int array(const Json& schema, const std::string& place, int depth) {
@@ -255,14 +286,14 @@ class Compiler {
     if (rule.max_items && *rule.max_items < rule.min_items) {
       throw UnsupportedError(kWhere, place + "/maxItems", "is less than minItems");
     }
-    schema_.arrays.push_back(rule);
-    return static_cast<int>(schema_.arrays.size()) - 1;
+    draft_.arrays.push_back(rule);
+    return static_cast<int>(draft_.arrays.size()) - 1;
   }
 
   static std::optional<int> count(const Json& schema, const char* name, const std::string& place) {
     if (!schema.contains(name)) return std::nullopt;
     const Json& value = schema[name];
-    if (!value.is_number_integer() || value < 0 || value > 1'000'000) {
+    if (!is_whole(value) || value < 0 || value > 1'000'000) {
       throw FormatError(kWhere, place + "/" + name, "is no whole number from 0 to 1000000");
     }
     return value.get<int>();
@@ -270,51 +301,29 @@ class Compiler {
 
   int any() {
     if (any_ >= 0) return any_;
-    any_ = static_cast<int>(schema_.nodes.size());
-    schema_.nodes.emplace_back();
-    JsonSchema::Node made{.takes_string = true, .takes_number = true};
+    any_ = static_cast<int>(draft_.nodes.size());
+    draft_.nodes.emplace_back();
+    SchemaDraft::Node made{.takes_string = true, .takes_number = true};
     for (const char* value : {"null", "true", "false"}) made.texts.push_back(text(value));
-    made.object = add_object({{}, any_, -1}, {});
-    schema_.arrays.push_back({.items = any_});
-    made.array = static_cast<int>(schema_.arrays.size()) - 1;
-    schema_.nodes[static_cast<std::size_t>(any_)] = std::move(made);
+    made.object = add_object({{}, any_}, {});
+    draft_.arrays.push_back({.items = any_});
+    made.array = static_cast<int>(draft_.arrays.size()) - 1;
+    draft_.nodes[static_cast<std::size_t>(any_)] = std::move(made);
     return any_;
   }
 
   int text(const std::string& value) {
-    const auto [known, is_new] = texts_.try_emplace(value, static_cast<int>(schema_.texts.size()));
+    const auto [known, is_new] = texts_.try_emplace(value, static_cast<int>(draft_.texts.size()));
     if (is_new) {
       n_text_bytes_ += value.size();
       if (n_text_bytes_ > kMaxTextBytes) throw UnsupportedError(kWhere, "", "names and values are too long");
-      schema_.texts.push_back(value);
+      draft_.texts.push_back(value);
     }
     return known->second;
   }
 
-  // A node that is one of its own alternatives would be expanded for ever.
-  void refuse_left_recursion() const {
-    enum class Mark { kNew, kOpen, kDone };
-    std::vector<Mark> marks(schema_.nodes.size(), Mark::kNew);
-    for (std::size_t start = 0; start < schema_.nodes.size(); ++start) {
-      std::vector<std::pair<std::size_t, std::size_t>> path;  // node, its next alternative
-      if (marks[start] == Mark::kNew) path.emplace_back(start, 0);
-      while (!path.empty()) {
-        auto& [at, i] = path.back();
-        marks[at] = Mark::kOpen;
-        if (i == schema_.nodes[at].any_of.size()) {
-          marks[at] = Mark::kDone;
-          path.pop_back();
-          continue;
-        }
-        const auto next = static_cast<std::size_t>(schema_.nodes[at].any_of[i++]);
-        if (marks[next] == Mark::kOpen) throw UnsupportedError(kWhere, "", "a schema refers to itself without a value");
-        if (marks[next] == Mark::kNew) path.emplace_back(next, 0);
-      }
-    }
-  }
-
   const Json& document_;
-  JsonSchema schema_;
+  SchemaDraft draft_;
   std::map<const Json*, int> nodes_;
   std::map<std::string, int> texts_;
   std::size_t n_text_bytes_ = 0;
