@@ -7,6 +7,7 @@
 
 #include "memoir/base/error.h"
 #include "memoir/engine/json_grammar.h"
+#include "memoir/engine/request_fault.h"
 #include "memoir/server/ollama_request.h"
 #include "memoir/server/openai_request.h"
 
@@ -43,6 +44,7 @@ void run(const Function& function) {
     function();
   } catch (const server::ApiError&) {
   } catch (const InputError&) {
+  } catch (const engine::RequestFault&) {
   }
 }
 

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "memoir/base/byte_source.h"
+#include "memoir/engine/request_fault.h"
 #include "memoir/engine/service.h"
 #include "memoir/engine/stop.h"
 #include "memoir/server/served_model.h"
@@ -249,17 +250,17 @@ class FakeService : public engine::Service {
   // The scripted token, or what the processor leaves of it: the likeliest by a noise that is the same in every run.
   TokenId choose(Running& run) {
     const TokenId wanted = run.at < run.script.size() ? run.script[run.at] : run.script.back();
-    if (!run.request.processor) return wanted;
+    if (!run.request.processor && run.request.sampler.logit_bias.empty()) return wanted;
     std::vector<float> logits(static_cast<std::size_t>(tokenizer_.n_vocab()));
     for (float& logit : logits) {
       run.noise = run.noise * 6364136223846793005U + 1442695040888963407U;
       logit = static_cast<float>(run.noise >> 40) / static_cast<float>(1U << 24);
     }
     logits[static_cast<std::size_t>(wanted)] += 5;
-    run.request.processor->apply(logits);
-    const auto best = std::max_element(logits.begin(), logits.end());
-    if (*best == -std::numeric_limits<float>::infinity()) throw std::runtime_error("no token is possible");
-    return static_cast<TokenId>(best - logits.begin());
+    if (run.request.processor) run.request.processor->apply(logits);
+    engine::SamplerOptions greedy;
+    greedy.logit_bias = run.request.sampler.logit_bias;
+    return engine::Sampler(greedy, tokenizer_.n_vocab()).sample(logits);
   }
 
   bool step(Running& run) {
@@ -288,6 +289,9 @@ class FakeService : public engine::Service {
       const auto& stops = run.request.stop_tokens;
       if (std::find(stops.begin(), stops.end(), token) != stops.end()) return finish(run, engine::FinishReason::kStop);
       if (run.request.processor) run.request.processor->accept(token);
+    } catch (const engine::RequestFault& fault) {
+      run.request.on_event(engine::Failed{fault.what(), counts(run), fault.field()});
+      return true;
     } catch (const std::exception& error) {
       run.request.on_event(engine::Failed{error.what(), counts(run)});
       return true;

@@ -419,8 +419,17 @@ TEST(JsonSchema, MoreAlternativesThanCanBeOpenAreRefusedByTheirPlace) {
     for (int i = 0; i < n; ++i) properties["p" + std::to_string(i)] = {{"type", "null"}};
     return Json{{"properties", properties}};
   };
-  EXPECT_EQ(key_of(optional(4095)), "taken");
-  EXPECT_EQ(key_of(optional(4096)), "#/properties");
+  EXPECT_EQ(key_of(optional(4096)), "taken");
+  EXPECT_EQ(key_of(optional(4097)), "#/properties");
+  // Another name counts as one, and one that must come ends the choice.
+  Json schema = optional(4096);
+  JsonGrammar most = grammar_of(schema.dump().c_str());
+  EXPECT_TRUE(takes(most, R"({"p4095": null})"));
+  schema["additionalProperties"] = true;
+  EXPECT_EQ(key_of(schema), "#/properties");
+  schema = optional(8000);
+  schema["required"] = Json::array({"p4000"});
+  EXPECT_EQ(key_of(schema), "taken");
 }
 
 // Each definition names the next one twice: 2^60 ways to the same value.

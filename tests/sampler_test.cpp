@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "memoir/engine/request_fault.h"
+
 namespace memoir::engine {
 namespace {
 
@@ -522,7 +524,24 @@ TEST(Sampler, AllLogitsImpossibleIsAnErrorThatTakesNoDraw) {
   }
   SamplerOptions banned;
   banned.logit_bias = {{0, -kInf}, {1, -kInf}};
-  EXPECT_THROW(greedy(banned, {1, 2}, {}), std::runtime_error);
+  EXPECT_THROW(greedy(banned, {1, 2}, {}), RequestFault);
+  // A ban is to blame only where it takes what could be chosen.
+  EXPECT_THROW(greedy(banned, {1, -kInf}, {}), RequestFault);
+  const auto blames_ban = [](const SamplerOptions& options, const std::vector<float>& logits) {
+    try {
+      greedy(options, logits, {});
+    } catch (const RequestFault& fault) {
+      return fault.field() == "logit_bias";
+    } catch (const std::runtime_error&) {
+    }
+    return false;
+  };
+  EXPECT_TRUE(blames_ban(banned, {1, kNan}));
+  EXPECT_FALSE(blames_ban(banned, {-kInf, kNan}));
+  banned.n_choosable = 1;
+  EXPECT_FALSE(blames_ban(banned, {-kInf, 1}));
+  banned.choosable_beyond = {1};
+  EXPECT_TRUE(blames_ban(banned, {-kInf, 1}));
 }
 
 // --- the caller's mistakes ------------------------------------------------------------------------------------------

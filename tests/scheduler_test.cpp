@@ -425,9 +425,26 @@ TEST_F(Scheduler, AProcessorChangesLogitsAndFailsAlone) {
   EXPECT_EQ(bad.listener->tokens, (Tokens{8, 8, 8}));
   ASSERT_TRUE(bad.listener->failed);
   EXPECT_EQ(bad.listener->failed->message, "the grammar is broken");
+  EXPECT_FALSE(bad.listener->failed->faulty_field);
   EXPECT_EQ(bad.listener->failed->counts.completion_tokens, 3);
   EXPECT_EQ(other.listener->tokens, fake_answer(counted(6), 30));
   EXPECT_EQ(service_->stats().n_failed, 1U);
+}
+
+TEST_F(Scheduler, ARequestWhoseBansLeaveNothingIsAtFaultAlone) {
+  start();
+  const auto other = send(counted(6), 30);
+  const auto bad = send(counted(5), 9, [](Request& request) {
+    for (TokenId token = 0; token < test::kFakeVocab; ++token) {
+      request.sampler.logit_bias[token] = -std::numeric_limits<float>::infinity();
+    }
+  });
+  for (const Sent& sent : {other, bad}) sent.listener->wait();
+  ASSERT_TRUE(bad.listener->failed);
+  EXPECT_EQ(bad.listener->failed->faulty_field, "logit_bias");
+  EXPECT_EQ(bad.listener->failed->counts.prompt_tokens, 5);
+  EXPECT_TRUE(bad.listener->tokens.empty());
+  EXPECT_EQ(other.listener->tokens, fake_answer(counted(6), 30));
 }
 
 TEST_F(Scheduler, ARequestThatBreaksTheStepFailsAlone) {

@@ -134,15 +134,9 @@ class Compiler {
     if (!target.is_string()) throw FormatError(kWhere, place, "is not a string");
     const std::string& name = target.get_ref<const std::string&>();
     if (name != "#" && !name.starts_with("#/")) throw UnsupportedError(kWhere, place, "only local references (#/...)");
-    return node(target_of(name, place), name, depth + 1);
-  }
-
-  const Json& target_of(const std::string& reference, const std::string& place) const {
-    try {
-      return document_.at(Json::json_pointer(percent_decoded(reference.substr(1))));
-    } catch (const Json::exception&) {
-      throw FormatError(kWhere, place, "refers to " + reference.substr(0, 200) + ", which is not there");
-    }
+    const Json* there = local_schema(document_, name);
+    if (!there) throw FormatError(kWhere, place, "refers to " + name.substr(0, 200) + ", which is not there");
+    return node(*there, name, depth + 1);
   }
 
   SchemaDraft::Node alternatives(const Json& list, const std::string& place, int depth) {
@@ -259,16 +253,17 @@ class Compiler {
 
   // Names that may come next are told apart while they are written.
   static void check_alternatives(const JsonSchema::ObjectRule& rule, const std::string& place) {
-    std::size_t n_open = 1;  // any other name
-    std::size_t n_most = 1;
+    std::size_t n_open = 0;
+    std::size_t n_most = 0;
     for (const JsonSchema::Property& property : rule.properties) {
       n_most = std::max(n_most, ++n_open);
-      if (property.is_required) n_open = 1;
+      if (property.is_required) n_open = 0;
     }
+    n_most = std::max(n_most, n_open + (rule.additional ? 1 : 0));
     if (n_most <= JsonSchema::kMaxAlternatives) return;
     throw UnsupportedError(kWhere, place + "/properties",
-                           "has too many optional members between required ones, more than " +
-                               std::to_string(JsonSchema::kMaxAlternatives - 1));
+                           "of " + std::to_string(n_most) + " names any may come next, more than " +
+                               std::to_string(JsonSchema::kMaxAlternatives));
   }
 
   int add_object(JsonSchema::ObjectRule rule, const std::vector<std::string>& names) {
@@ -331,6 +326,15 @@ class Compiler {
 };
 
 }  // namespace
+
+const Json* local_schema(const Json& document, const std::string& reference) {
+  if (!reference.starts_with('#')) return nullptr;
+  try {
+    return &document.at(Json::json_pointer(percent_decoded(reference.substr(1))));
+  } catch (const Json::exception&) {
+    return nullptr;
+  }
+}
 
 JsonSchema JsonSchema::parse(const nlohmann::ordered_json& schema) {
   return Compiler(schema).compile();

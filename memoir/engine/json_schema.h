@@ -31,6 +31,9 @@ class NoValueError : public UnsupportedError {
   using UnsupportedError::UnsupportedError;
 };
 
+/// What a local reference ("#", "#/$defs/a%20b") names in a document, null if it is not there.
+const nlohmann::ordered_json* local_schema(const nlohmann::ordered_json& document, const std::string& reference);
+
 struct JsonSchema {
   /// How deep lists and objects may nest in what is written.
   static constexpr int kMaxLevels = 64;

@@ -177,9 +177,10 @@ Event RequestRun::ending(FinishReason reason, Clock::time_point now) {
   }
 }
 
-Event RequestRun::failure(std::string message, Clock::time_point now) {
+Event RequestRun::failure(Failed failed, Clock::time_point now) {
   close(now);
-  return Failed{std::move(message), counts_};
+  failed.counts = counts_;
+  return Event(std::move(failed));
 }
 
 void RequestRun::close(Clock::time_point now) {

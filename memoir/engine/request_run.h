@@ -73,7 +73,8 @@ class RequestRun {
   /// The last event: Finished, for a stop string if the last characters complete one; Failed if they can't be
   /// detokenized.
   Event ending(FinishReason reason, Clock::time_point now);
-  Event failure(std::string message, Clock::time_point now);
+  /// The same with its counts.
+  Event failure(Failed failed, Clock::time_point now);
 
   /// Sends one of these.
   void send_last(const Event& event);

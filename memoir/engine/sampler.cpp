@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "memoir/engine/request_fault.h"
+
 // Compiled with -ffp-contract=off (core_sources.cmake): a fused multiply-add on some platforms only would end the
 // promise that the same seed gives the same token everywhere.
 
@@ -188,6 +190,19 @@ void Sampler::reset() {
   generator_.seed(seed_);
 }
 
+/// Whether a ban takes a token that could be chosen without it.
+bool Sampler::bans_a_choice(std::span<const float> logits) const {
+  const auto is_choosable = [&](TokenId token) {
+    const auto& beyond = options_.choosable_beyond;
+    return !has_padding() || token < options_.n_choosable ||
+           std::find(beyond.begin(), beyond.end(), token) != beyond.end();
+  };
+  return std::any_of(options_.logit_bias.begin(), options_.logit_bias.end(), [&](const auto& entry) {
+    const auto [token, bias] = entry;
+    return bias == kNever && logits[static_cast<std::size_t>(token)] > kNever && is_choosable(token);
+  });
+}
+
 void Sampler::apply_bias_and_penalties(std::span<float> logits) const {
   for (const auto& [token, bias] : options_.logit_bias) {
     // inf + -inf is NaN, which is never chosen: a ban holds.
@@ -217,9 +232,11 @@ TokenId Sampler::sample(std::span<float> logits) {
     throw std::invalid_argument("[sampler.sample] got " + std::to_string(logits.size()) + " logits, expected " +
                                 std::to_string(n_vocab_));
   }
+  const bool has_banned = bans_a_choice(logits);
   apply_bias_and_penalties(logits);
   mask_padding(logits);
   const float max_logit = largest(logits);
+  if (max_logit == kNever && has_banned) throw RequestFault("logit_bias", "it bans every token that could come here");
   if (max_logit == kNever) refuse_all_logits("sampler.sample");
   if (options_.temperature == 0) {
     return static_cast<TokenId>(std::find(logits.begin(), logits.end(), max_logit) - logits.begin());

@@ -88,8 +88,9 @@ class Sampler {
   /// The token that follows. `logits` has V floats and is scratch: its contents afterwards are unspecified.
   /// Takes exactly one draw, also when a single token is left, and none at temperature 0. The token is not accepted
   /// on its own: call accept(), so that a caller may drop it instead (a rejected draft).
-  /// Throws std::invalid_argument for another size, std::runtime_error if every logit that may be chosen is -inf or
-  /// NaN; no draw is taken then. Cost: O(V), without a sort of V.
+  /// Throws std::invalid_argument for another size, RequestFault if logit_bias bans all that may be chosen,
+  /// std::runtime_error if every logit that may be chosen is -inf or NaN before; no draw is taken then. Cost: O(V),
+  /// without a sort of V.
   TokenId sample(std::span<float> logits);
 
   /// Appends a token to the history that the penalties see. Throws std::invalid_argument outside the vocabulary.
@@ -126,6 +127,7 @@ class Sampler {
 
   bool has_penalties() const;
   bool has_padding() const;
+  bool bans_a_choice(std::span<const float> logits) const;
   void remember(TokenId token);
   void apply_bias_and_penalties(std::span<float> logits) const;
   void mask_padding(std::span<float> logits) const;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "memoir/engine/planner.h"
+#include "memoir/engine/request_fault.h"
 #include "memoir/engine/request_run.h"
 #include "memoir/engine/speculate.h"
 
@@ -113,7 +114,7 @@ class Engine {
   void retire(RequestId id, Job& job);
   void drop(RequestId id, Job& job);
   void finish(RequestId id, FinishReason reason);
-  void fail(RequestId id, const std::string& message);
+  void fail(RequestId id, Failed failed);
   void end(RequestId id, const Event& last);
   void update_report();
 
@@ -131,7 +132,7 @@ void Engine::add(RequestId id, std::unique_ptr<RequestRun> run) {
   try {
     planner_.add(request);
   } catch (const std::exception& error) {
-    fail(id, error.what());
+    fail(id, {error.what()});
   }
 }
 
@@ -146,7 +147,7 @@ void Engine::step() noexcept {
     // Nothing above is known to end here (memory for the plan itself, say). The state in between can't be trusted, so
     // every request ends, and the next one finds an empty engine.
     const std::string message = message_of(std::current_exception());
-    while (!jobs_.empty()) fail(jobs_.begin()->first, message);
+    while (!jobs_.empty()) fail(jobs_.begin()->first, {message});
   }
   update_report();
 }
@@ -184,7 +185,7 @@ void Engine::try_step() {
       planner_.plan(Clock::now(), [this](RequestId id, std::size_t n_bytes) { return start(id, n_bytes); });
   for (const RequestId id : plan.expired) finish(id, FinishReason::kCancelled);
   for (const RequestId id : plan.paged_out) retire(id, jobs_.at(id));
-  for (const auto& [id, message] : std::exchange(failed_starts_, {})) fail(id, message);
+  for (const auto& [id, message] : std::exchange(failed_starts_, {})) fail(id, {message});
   if (plan.slices.empty()) return;
   Step step;
   draft(plan, step);
@@ -270,7 +271,7 @@ bool Engine::run(const StepPlan& plan, Step& step) {
 
 void Engine::blame(const StepPlan& plan, const std::string& message) {
   const bool is_alone = plan.slices.size() == 1 && plan.slices.front().n_drafts == 0;
-  if (is_alone) return fail(plan.slices.front().id, message);
+  if (is_alone) return fail(plan.slices.front().id, {message});
   for (const StepPlan::Slice& slice : plan.slices) {
     planner_.isolate(slice.id);
     if (runner_.offset(slice.id) == planner_.n_cached(slice.id)) continue;
@@ -287,18 +288,20 @@ void Engine::hand_out(const StepPlan::Slice& slice, std::span<const TokenId> dra
   if (!slice.completes_known) return;
   const Counts before = run.counts();
   std::optional<FinishReason> reason;
-  std::optional<std::string> failure;
+  std::optional<Failed> failure;
   try {
     reason = run.is_embedding() ? run.push_embedding(Clock::now()) : push(slice.id, drafts, rows);
+  } catch (const RequestFault& fault) {
+    failure = Failed{fault.what(), {}, fault.field()};
   } catch (...) {
-    failure = message_of(std::current_exception());
+    failure = Failed{message_of(std::current_exception())};
   }
   const auto grown = [](int now, int then) { return static_cast<std::uint64_t>(now - then); };
   report_.n_completion_tokens += grown(run.counts().completion_tokens, before.completion_tokens);
   report_.n_drafted_tokens += grown(run.counts().drafted_tokens, before.drafted_tokens);
   report_.n_accepted_tokens += grown(run.counts().accepted_tokens, before.accepted_tokens);
   if (!drafts.empty()) ++report_.n_draft_rounds;
-  if (failure) return fail(slice.id, *failure);
+  if (failure) return fail(slice.id, std::move(*failure));
   if (reason) return finish(slice.id, *reason);
   planner_.append_token(slice.id, run.max_drafts());
 }
@@ -329,11 +332,11 @@ void Engine::finish(RequestId id, FinishReason reason) {
   end(id, found->second.run->ending(reason, Clock::now()));
 }
 
-void Engine::fail(RequestId id, const std::string& message) {
+void Engine::fail(RequestId id, Failed failed) {
   const auto found = jobs_.find(id);
   if (found == jobs_.end()) return;
   drop(id, found->second);
-  end(id, found->second.run->failure(message, Clock::now()));
+  end(id, found->second.run->failure(std::move(failed), Clock::now()));
 }
 
 void Engine::end(RequestId id, const Event& last) {

@@ -72,7 +72,9 @@ struct Finished {
 };
 struct Failed {
   std::string message;
-  Counts counts;
+  Counts counts = {};
+  std::optional<std::string> faulty_field =
+      {};  // the request is at fault (RequestFault): its field; else the engine is
 };
 
 /// How the states of a text's tokens, behind the model's final norm, become one vector.

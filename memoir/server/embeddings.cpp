@@ -78,7 +78,7 @@ class Job {
       made_.vectors[static_cast<std::size_t>(item.index)] = embedding->values;
     } else if (const auto* failed = std::get_if<engine::Failed>(&item.event)) {
       open_.erase(item.index);
-      throw engine_failure(failed->message);
+      throw failure_of(*failed);
     } else if (const auto* finished = std::get_if<engine::Finished>(&item.event)) {
       open_.erase(item.index);
       if (finished->reason == engine::FinishReason::kCancelled) throw cancelled_by_stop();

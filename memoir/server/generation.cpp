@@ -27,6 +27,11 @@ int max_tokens_for(const Prompt& prompt, const GenerationOptions& options, int c
 
 }  // namespace
 
+ApiError failure_of(const engine::Failed& failed) {
+  if (!failed.faulty_field) return engine_failure(failed.message);
+  return failed.faulty_field->empty() ? ApiError(400, failed.message) : bad_field(*failed.faulty_field, failed.message);
+}
+
 void check_length(const Prompt& prompt, int context, const std::string& field) {
   const std::size_t n_prompt = prompt.tokens.size();
   if (n_prompt <= static_cast<std::size_t>(context)) return;
@@ -142,7 +147,7 @@ std::variant<Update, Generation::Idle> Generation::next(ClientWatch& client, std
     update.finish = finished->reason;
     end(text, finished->counts);
   } else if (const auto* failed = std::get_if<engine::Failed>(&item.event)) {
-    update.failure = failed->message;
+    update.failure = failure_of(*failed);
     end(text, failed->counts);
   }
   return update;

@@ -19,6 +19,7 @@
 
 #include "memoir/engine/grammar_processor.h"
 #include "memoir/engine/service.h"
+#include "memoir/server/api_error.h"
 #include "memoir/server/event_queue.h"
 #include "memoir/server/metrics.h"
 #include "memoir/server/prompt.h"
@@ -51,6 +52,9 @@ struct Backend {
 /// draining.
 std::optional<engine::RequestId> submit_request(engine::Service& service, engine::Request request);
 
+/// 400 naming the field where the request is at fault, else 500.
+ApiError failure_of(const engine::Failed& failed);
+
 /// Throws ApiError 400 naming `field` if the prompt has more tokens than fit the context.
 void check_length(const Prompt& prompt, int context, const std::string& field);
 
@@ -78,7 +82,7 @@ struct Update {
   std::vector<OutputPiece> pieces;
   std::vector<TokenLogprob> logprobs;
   std::optional<engine::FinishReason> finish;
-  std::optional<std::string> failure;
+  std::optional<ApiError> failure;
 };
 
 class Generation {

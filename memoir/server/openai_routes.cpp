@@ -227,7 +227,7 @@ void note_usage(Exchange& exchange, const Generation::Usage& usage) {
 }
 
 std::optional<ApiError> failure_of(const Update& update) {
-  if (update.failure) return engine_failure(*update.failure);
+  if (update.failure) return update.failure;
   if (update.finish == engine::FinishReason::kCancelled) return cancelled_by_stop();
   return std::nullopt;
 }
