@@ -11,6 +11,7 @@
 #include "memoir/server/openai_request.h"
 #include "memoir/server/openai_response.h"
 #include "memoir/server/request_json.h"
+#include "memoir/server/tool_schemas.h"
 #include "memoir/server/worker_threads.h"
 #include "served_fake.h"
 

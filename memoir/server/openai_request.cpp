@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "memoir/server/tool_schemas.h"
+
 namespace memoir::server {
 namespace {
 
@@ -139,12 +141,8 @@ Json tools_of_choice(const Fields& body, const Json& tools, bool& is_off) {
 // object.
 std::shared_ptr<engine::Constraint> call_constraint(const Json& tools, const ForcedCall& form, const Backend& backend,
                                                     bool keeps_parameters) {
-  Json schema;
-  if (form.arguments_key) {
-    schema = forced_call_schema(tools, form, keeps_parameters);
-  } else {
-    schema = keeps_parameters ? tool_parameters(tools[0]) : Json{{"type", "object"}};
-  }
+  const Json schema = form.arguments_key ? forced_call_schema(tools, form, keeps_parameters)
+                                         : arguments_schema(tools[0], keeps_parameters);
   return backend.constraints.of(backend.model, schema, "tools");
 }
 
@@ -227,37 +225,6 @@ void check_model_name(const Fields& body, const ServedModel& model) {
   if (model.is_named(name)) return;
   throw ApiError(404, "the model '" + name.substr(0, 200) + "' does not exist: this server has '" + model.name() + "'",
                  "model", "model_not_found");
-}
-
-Json forced_call_schema(const Json& tools, const ForcedCall& form, bool keeps_parameters) {
-  Json definitions = Json::object();
-  Json calls = Json::array();
-  for (const Json& tool : tools) {
-    const std::string key = "tool" + std::to_string(calls.size());
-    const std::string place = "#/$defs/" + key;
-    Json parameters = keeps_parameters ? tool_parameters(tool) : Json{{"type", "object"}};
-    // References inside the parameters begin at their own root.
-    std::vector<Json*> open = {&parameters};
-    while (!open.empty()) {
-      Json& value = *open.back();
-      open.pop_back();
-      if (value.is_object() && value.contains("$ref") && value["$ref"].is_string()) {
-        std::string& target = value["$ref"].get_ref<std::string&>();
-        if (target.starts_with('#')) target = place + target.substr(1);
-      }
-      if (!value.is_structured()) continue;
-      for (Json& member : value) open.push_back(&member);
-    }
-    definitions[key] = std::move(parameters);
-    calls.push_back({{"type", "object"},
-                     {"properties", {{"name", {{"const", tool_name(tool)}}}, {form.arguments_key, {{"$ref", place}}}}},
-                     {"required", Json::array({"name", form.arguments_key})},
-                     {"additionalProperties", false}});
-  }
-  Json schema = {{"anyOf", std::move(calls)}};
-  if (form.is_list) schema = {{"type", "array"}, {"items", std::move(schema)}, {"minItems", 1}, {"maxItems", 1}};
-  schema["$defs"] = std::move(definitions);
-  return schema;
 }
 
 OpenAiRequest read_chat_request(const Json& json, const Backend& backend) {

@@ -28,7 +28,4 @@ OpenAiRequest read_completion_request(const Json& body, const Backend& backend);
 /// Throws 404 unless `model` (a request's field, may be absent) is the one that is served.
 void check_model_name(const Fields& body, const ServedModel& model);
 
-/// The schema that answers with exactly one call of one of these tools must follow.
-Json forced_call_schema(const Json& tools, const ForcedCall& form, bool keeps_parameters);
-
 }  // namespace memoir::server

@@ -4,6 +4,7 @@
 
 #include "memoir/base/error.h"
 #include "memoir/engine/conversation.h"
+#include "memoir/server/tool_schemas.h"
 
 namespace memoir::server {
 namespace {
@@ -257,7 +258,8 @@ void check_tools(const Json& tools) {
     const Fields fields(*function, place + ".function");
     if (fields.need_text("name").empty()) throw bad_field(place + ".function.name", "is empty");
     fields.text("description");
-    fields.object("parameters");
+    if (const Json* parameters = fields.object("parameters"))
+      check_parameters(*parameters, place + ".function.parameters");
     fields.flag("strict");
   }
 }
