@@ -212,6 +212,26 @@ TEST_F(Schemas, ParametersThatMayBeAnObjectAreHeldToOne) {
   }
 }
 
+// One tool's keywords that a grammar doesn't know free its own arguments alone.
+TEST_F(Schemas, EachToolIsHeldToItsOwnParameters) {
+  start(answering(R"(f", "arguments": {"b": 1}})"));
+  const Json parameters = Json::parse(R"({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+                                          "additionalProperties": false})");
+  Json body = with_tool(parameters, "required");
+  body["tools"][0]["function"] = {
+      {"name", "first"}, {"parameters", {{"properties", {{"day", {{"type", "string"}, {"format", "date"}}}}}}}};
+  for (const bool is_strict : {false, true}) {
+    body["tools"][1]["function"]["strict"] = is_strict;
+    const Json answer = post("/v1/chat/completions", body).json();
+    ASSERT_TRUE(answer.contains("choices")) << answer;
+    const Json& call = answer["choices"][0]["message"]["tool_calls"][0]["function"];
+    EXPECT_EQ(call["name"], "f") << answer;
+    EXPECT_TRUE(Json::parse(call["arguments"].get<std::string>()).at("a").is_boolean()) << answer;
+  }
+  body["tools"][0]["function"]["strict"] = true;
+  bad(body, "tools");
+}
+
 TEST_F(Schemas, ParametersMayBeMissingOrEmpty) {
   start(answering("I would rather talk."));
   for (const Json& parameters : {Json(nullptr), Json::object(), Json{{"description", "none"}}}) {

@@ -11,8 +11,8 @@
 //   tail        prompts were left so many tokens before their ends lately (tail_habit.h)
 //   spacing     every N tokens where the others leave room, so that no divergence loses more than 2 N
 //   taper       11 %, 22 %, 44 %, ... and 5.5 %, ... of the prompt before its end: one that is left inside a message
-//               for the first time computes little more than twice what it has anew, and a last tenth at once. They are the
-//               first to go (eviction.h)
+//               for the first time computes little more than twice what it has anew, and a last tenth at once. They are
+//               the first to go (eviction.h)
 // and within an answer: every N tokens, and its end.
 //
 // Threads: pure functions.

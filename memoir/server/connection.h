@@ -35,7 +35,8 @@ class Connection : public httplib::Stream {
 
   /// Waits for the next request's head, the first of a connection or a later one, and makes of it what the library can
   /// take: without Range and Accept-Encoding (answers are neither cut nor compressed) and Cookie (long, and of no use),
-  /// and with a path where the first line names a whole address. kSilent: nothing has come; then, and after kTimedOut, a further call goes on.
+  /// and with a path where the first line names a whole address. kSilent: nothing has come; then, and after kTimedOut,
+  /// a further call goes on.
   Head read_head();
 
   /// "GET /health HTTP/1.1", of the head that was read.

@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "memoir/base/error.h"
+#include "memoir/engine/json_schema.h"
 #include "memoir/server/tool_schemas.h"
 
 namespace memoir::server {
@@ -137,25 +139,33 @@ Json tools_of_choice(const Fields& body, const Json& tools, bool& is_off) {
   throw bad_field("tool_choice.function.name", "is none of the tools");
 }
 
-// keeps_parameters: false where a grammar does not take some of the parameters' keywords. Then the arguments are any
-// object.
-std::shared_ptr<engine::Constraint> call_constraint(const Json& tools, const ForcedCall& form, const Backend& backend,
-                                                    bool keeps_parameters) {
-  const Json schema = form.arguments_key ? forced_call_schema(tools, form, keeps_parameters)
-                                         : arguments_schema(tools[0], keeps_parameters);
-  return backend.constraints.of(backend.model, schema, "tools");
+Json call_schema(const Json& tools, const ForcedCall& form) {
+  return form.arguments_key ? forced_call_schema(tools, form) : arguments_schema(tools[0]);
 }
 
-// One of these calls, with the name in the JSON or in the prefix.
+bool is_grammatical(const Json& schema) {
+  try {
+    engine::JsonSchema::parse(schema);
+    return true;
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
+// One of these calls, with the name in the JSON or in the prefix. The arguments of a tool whose parameters have
+// keywords that a grammar does not take are any object, unless it is strict.
 engine::GrammarProcessor::Branch call_branch(const Json& tools, const ForcedCall& form, const Backend& backend) {
   engine::GrammarProcessor::Branch branch;
   try {
-    branch.constraint = call_constraint(tools, form, backend, true);
+    branch.constraint = backend.constraints.of(backend.model, call_schema(tools, form), "tools");
   } catch (const ApiError&) {
-    for (const Json& tool : tools) {
+    Json freed = tools;
+    for (Json& tool : freed) {
+      if (is_grammatical(call_schema(Json::array({tool}), form))) continue;
       if (tool["function"].contains("strict") && tool["function"]["strict"] == true) throw;
+      tool["function"]["parameters"] = {{"type", "object"}};
     }
-    branch.constraint = call_constraint(tools, form, backend, false);
+    branch.constraint = backend.constraints.of(backend.model, call_schema(freed, form), "tools");
   }
   const std::string name = form.arguments_key ? "" : tool_name(tools[0]);
   if (name.find_first_of(" \t\r\n<") != std::string::npos) {

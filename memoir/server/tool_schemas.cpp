@@ -127,9 +127,8 @@ std::optional<Json> define(Json parameters, const std::string& key, Json& defini
   return is_same ? Json{{"$ref", place}} : std::move(*objects);
 }
 
-Json define_arguments(const Json& tool, bool keeps_parameters, const std::string& key, Json& definitions) {
-  const Json any = {{"type", "object"}};
-  return define(keeps_parameters ? tool_parameters(tool) : any, key, definitions).value_or(any);
+Json define_arguments(const Json& tool, const std::string& key, Json& definitions) {
+  return define(tool_parameters(tool), key, definitions).value_or(Json{{"type", "object"}});
 }
 
 Json with_definitions(Json schema, Json definitions) {
@@ -153,18 +152,18 @@ void check_parameters(const Json& parameters, const std::string& field) {
   }
 }
 
-Json arguments_schema(const Json& tool, bool keeps_parameters) {
+Json arguments_schema(const Json& tool) {
   Json definitions = Json::object();
-  Json schema = define_arguments(tool, keeps_parameters, "tool", definitions);
+  Json schema = define_arguments(tool, "tool", definitions);
   return with_definitions(std::move(schema), std::move(definitions));
 }
 
-Json forced_call_schema(const Json& tools, const ForcedCall& form, bool keeps_parameters) {
+Json forced_call_schema(const Json& tools, const ForcedCall& form) {
   Json definitions = Json::object();
   Json calls = Json::array();
   for (const Json& tool : tools) {
     const std::string key = "tool" + std::to_string(calls.size());
-    Json arguments = define_arguments(tool, keeps_parameters, key, definitions);
+    Json arguments = define_arguments(tool, key, definitions);
     calls.push_back(
         {{"type", "object"},
          {"properties", {{"name", {{"const", tool_name(tool)}}}, {form.arguments_key, std::move(arguments)}}},

@@ -12,10 +12,10 @@ namespace memoir::server {
 /// Throws ApiError 400 naming `field` unless an object can keep to a tool's parameters, as far as their keywords tell.
 void check_parameters(const Json& parameters, const std::string& field);
 
-/// The schema that the arguments of a tool's call must follow. keeps_parameters: false for any object.
-Json arguments_schema(const Json& tool, bool keeps_parameters);
+/// The schema that the arguments of a tool's call must follow.
+Json arguments_schema(const Json& tool);
 
 /// The schema that answers with exactly one call of one of these tools must follow.
-Json forced_call_schema(const Json& tools, const ForcedCall& form, bool keeps_parameters);
+Json forced_call_schema(const Json& tools, const ForcedCall& form);
 
 }  // namespace memoir::server
