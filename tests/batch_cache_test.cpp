@@ -288,6 +288,31 @@ TEST(BatchRotatingKVCache, SeesItsFirstTokenAfterTheRingHasTurned) {
 }
 
 // mlx-lm loses keep when it merges, and its mask for several queries hides the kept rows.
+// Behind a window of 1 nothing is left to go on from when rows are taken back: a trim is refused, or goes to the start.
+TEST(BatchRotatingKVCache, AWindowOfOneCanNotBeTrimmedToNoRows) {
+  for (const int keep : {0, 3}) {
+    const KVOptions options{.window = 1, .keep = keep};
+    const auto first = single(options, 20);
+    const auto second = single(options, 20);
+    auto batch = BatchKVCache::merged({first.get(), second.get()});
+    EXPECT_FALSE(batch->is_trimmable());
+    for (const int n : {1, 2, 10}) EXPECT_EQ(batch->trim(n), 0);
+    EXPECT_FALSE(batch->restore(nullptr, 19));
+    EXPECT_EQ(batch->offset(), 20);
+    EXPECT_EQ(batch->extract(1)->offset(), 20);
+    BatchKVCache again(options, {0});
+    again.set_state(batch->state(), batch->meta_state());
+    EXPECT_EQ(again.offset(), 20);
+    batch->filter({0, 1});
+    feed(*batch, 1);
+    EXPECT_EQ(batch->offset(), 21);
+    EXPECT_EQ(batch->trim(1), 1);  // the row before is there now
+    EXPECT_EQ(batch->extract(0)->offset(), 20);
+    EXPECT_EQ(batch->trim(20), 20);
+    EXPECT_TRUE(batch->is_empty());
+  }
+}
+
 TEST(BatchRotatingKVCache, KeepsItsFirstPositions) {
   const KVOptions options{.window = 4, .keep = 2};
   const auto a = single(options, 9);

@@ -184,6 +184,18 @@ TEST(KVCacheState, BringsEveryKindBack) {
   }
 }
 
+// What a state has none of can't be taken back, which is said before.
+TEST(KVCacheState, OfARingIsTrimmableAsFarAsItsRowsReach) {
+  KVCache ring({.window = 7});
+  feed(ring, 10);
+  EXPECT_TRUE(ring.is_trimmable());
+  const auto loaded = make_kv_cache(CacheKind::kRotating, ring.state(), ring.meta_state());
+  EXPECT_EQ(loaded->offset(), 10);
+  EXPECT_FALSE(loaded->is_trimmable());
+  EXPECT_EQ(loaded->trim(4), 0);
+  EXPECT_EQ(loaded->offset(), 10);
+}
+
 TEST(KVCacheState, FlatRowsAreKeptAsTheyCame) {
   const mx::array k = random_rows(5, 32, 1, 2);
   const mx::array v = random_rows(5, 32, 2, 2);

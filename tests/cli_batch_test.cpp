@@ -99,6 +99,9 @@ TEST_F(CliBatch, LinesThatAreWrongAreToldAndTheOthersAnswered) {
   const std::vector<std::pair<std::string, std::string>> wrong = {
       {"{", "line"},
       {"[]", "object"},
+      {R"({"id": "a", "tokens": [1], "n": -1})", "n: is no whole number"},
+      {R"({"id": "a", "tokens": [1], "zz": 1})", "zz"},
+      {R"({"zz": 1, "id": "a"})", "exactly one"},
       {R"({"n": 3})", "exactly one"},
       {R"({"tokens": [1], "prompt": "a"})", "exactly one"},
       {R"({"tokens": [1, -1]})", "token ids"},
@@ -126,6 +129,7 @@ TEST_F(CliBatch, LinesThatAreWrongAreToldAndTheOthersAnswered) {
   for (std::size_t i = 0; i < wrong.size(); ++i) {
     const std::string error = results[static_cast<int>(i) + 1].value("error", "");
     EXPECT_NE(error.find(wrong[i].second), std::string::npos) << wrong[i].first << ": " << error;
+    EXPECT_EQ(results[static_cast<int>(i) + 1].contains("id"), wrong[i].first.find("id\":") != std::string::npos);
     EXPECT_TRUE(error.starts_with("stdin:" + std::to_string(i + 2) + ": ")) << error;
   }
   EXPECT_EQ(results[0]["tokens"], results[static_cast<int>(wrong.size()) + 1]["tokens"]);

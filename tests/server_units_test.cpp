@@ -202,7 +202,7 @@ TEST(Metrics, ThePrefixCachesOfAllModelsAreTold) {
 TEST(Prompt, AForcedCallsSchemaKeepsReferencesInTheirPlace) {
   const Json tools = Json::parse(R"([{"type": "function", "function": {"name": "f", "parameters":
       {"type": "object", "properties": {"x": {"$ref": "#/$defs/y"}}, "$defs": {"y": {"type": "null"}}}}}])");
-  const Json schema = forced_call_schema(tools, {"", "arguments", true}, true);
+  const Json schema = forced_call_schema(tools, {"", "arguments", true});
   EXPECT_EQ(schema["$defs"]["tool0"]["properties"]["x"]["$ref"], "#/$defs/tool0/$defs/y");
   EXPECT_EQ(schema["type"], "array");
   EXPECT_EQ(schema["items"]["anyOf"][0]["properties"]["name"]["const"], "f");

@@ -490,7 +490,10 @@ SnapshotPair BatchKVCache::split(std::unique_ptr<Snapshot> snapshot, int at) con
 bool BatchKVCache::can_rewind(int target) const {
   if (target == offset()) return true;
   const int lowest = complete_from_ == 0 ? 0 : complete_from_ + options_.window.value_or(1) - 1;
-  return lengths_.empty() && target >= lowest && columns_->can_rewind(target);
+  if (!lengths_.empty() || target < lowest) return false;
+  Layout columns = columns_->layout();
+  if (!columns.rewind(target)) return false;
+  return target == 0 || !columns.seen_by_last(1).is_empty();  // a batch without rows is at column 0 (a window of 1)
 }
 
 int BatchKVCache::trim(int n_columns) {

@@ -120,7 +120,6 @@ class BatchKVCache final : public LayerCache {
   /// Drops the last columns. A sequence that has fewer tokens than that is at offset 0 then, in no padding. Nothing
   /// while it is prepared for right padding.
   int trim(int n_columns) override;
-  bool is_trimmable() const override { return can_rewind(std::max(0, offset() - Layout::kSlack)); }
 
   /// No: the sequences of a batch accept different numbers of tokens.
   std::string_view unfit_for_transaction(int) const override { return kind(); }

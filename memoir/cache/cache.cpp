@@ -1,5 +1,6 @@
 #include "memoir/cache/cache.h"
 #include "memoir/cache/composite.h"
+#include "memoir/cache/layout.h"
 #include "memoir/cache/recurrent.h"
 
 #include <algorithm>
@@ -11,6 +12,13 @@
 namespace mx = mlx::core;
 
 namespace memoir::cache {
+
+bool LayerCache::is_trimmable() const {
+  for (int target = std::max(0, offset() - Layout::kSlack); target < offset(); ++target) {
+    if (!can_rewind(target)) return false;
+  }
+  return true;
+}
 
 void LayerCache::begin(int n_max, InsideStates inside) {
   check_no_transaction("begin");

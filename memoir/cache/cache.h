@@ -105,10 +105,12 @@ class LayerCache {
   /// Throws std::invalid_argument if it is of another kind.
   virtual SnapshotPair split(std::unique_ptr<Snapshot> snapshot, int at) const = 0;
 
-  /// Drops the last min(n_tokens, offset) tokens and returns how many that were; 0 where is_trimmable() is false.
-  /// Throws std::invalid_argument if n_tokens is negative.
+  /// Drops the last min(n_tokens, offset) tokens and returns how many that were; 0, changing nothing, where they can't
+  /// be taken back. Throws std::invalid_argument if n_tokens is negative.
   virtual int trim(int n_tokens) = 0;
-  virtual bool is_trimmable() const = 0;
+
+  /// Whether trim() takes back any number of tokens up to Layout::kSlack.
+  virtual bool is_trimmable() const;
 
   /// `hook` is called with each lazy snapshot that has just got rows of its own; its size_bytes() tells how many. It
   /// must not use the cache.
@@ -190,7 +192,8 @@ class AttentionCache : public LayerCache {
   virtual void take_update(const kernels::SequenceRows& plan, const kernels::KvBuffers& written);
 
   /// The present history without writing; nullopt if there are no rows. Lazy.
-  /// Its rows are those that a query at the last position, offset - 1, sees.
+  /// Its rows are those that a query at the last position, offset - 1, sees. After a rewind of a ring or chunk those
+  /// that are there, which may be no more than the next query sees, and none: nullopt.
   virtual std::optional<History> view() const = 0;
 
   /// The mask for n_tokens queries over the history that their update() will return, after mlx-lm's rules (mask.h):

@@ -455,10 +455,6 @@ int KVCache::trim(int n_tokens) {
   return restore(nullptr, offset() - n_dropped) ? n_dropped : 0;
 }
 
-bool KVCache::is_trimmable() const {
-  return layout_.can_rewind(std::max(0, offset() - Layout::kSlack));
-}
-
 std::unique_ptr<AttentionCache> KVCache::to_quantized(const KVQuantization& quantization) const {
   if (format_.quantization) return nullptr;
   KVOptions options = this->options();

@@ -99,7 +99,6 @@ class KVCache final : public AttentionCache {
   std::unique_ptr<Snapshot> merge(std::unique_ptr<Snapshot> parent, std::unique_ptr<Snapshot> child) const override;
   SnapshotPair split(std::unique_ptr<Snapshot> snapshot, int at) const override;
   int trim(int n_tokens) override;
-  bool is_trimmable() const override;
 
   std::unique_ptr<AttentionCache> to_quantized(const KVQuantization& quantization) const override;
 

@@ -193,13 +193,13 @@ std::optional<BatchFile::Line> BatchFile::next() {
   }
 }
 
-BatchRequest read_batch_request(const std::string& line, const std::string& place, const BatchDefaults& defaults) {
+engine::Request read_batch_request(const std::string& line, const std::string& place, const BatchDefaults& defaults,
+                                   nlohmann::ordered_json& id) {
   Json json = parse_ordered_json(line, place);
   if (!json.is_object()) throw FormatError(place, "", "is no JSON object");
   Keys keys(std::move(json), place);
-  BatchRequest result;
-  result.id = keys.take("id").value_or(Json());
-  engine::Request& request = result.request;
+  id = keys.take("id").value_or(Json());
+  engine::Request request;
   request.max_tokens = defaults.request.max_tokens;
   request.sampler = defaults.request.sampler;
   request.stop_tokens = defaults.request.stop_tokens;
@@ -207,7 +207,7 @@ BatchRequest read_batch_request(const std::string& line, const std::string& plac
   read_sampling(keys, request, defaults.tokenizer != nullptr);
   request.prompt = read_prompt(keys, defaults);
   if (!keys.object().empty()) keys.fail(keys.object().begin().key(), "is a key that memoir does not know");
-  return result;
+  return request;
 }
 
 }  // namespace memoir::cli

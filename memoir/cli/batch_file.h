@@ -52,16 +52,14 @@ class BatchFile {
   bool is_at_end_ = false;
 };
 
-/// A line as a request, and what its "id" is (null if there is none). The object has
+/// A line as a request. The object has
 ///   one of "prompt" (text), "messages" (with "tools" and variables of the template, as messages_file.h has it) and
 ///   "tokens" (ids), and any of "n" (or "max_tokens"), "temperature", "top_p", "min_p", "top_k", "repeat_penalty",
 ///   "presence_penalty", "frequency_penalty", "repeat_last_n", "seed", "stop" (a text or a list), "raw", "id".
 /// Throws FormatError naming `place` and the key: for what is no such object, has another key beside a prompt or
 /// tokens, or a value out of its range; UnsupportedError where the model has no tokenizer or no template.
-struct BatchRequest {
-  engine::Request request;
-  nlohmann::ordered_json id;
-};
-BatchRequest read_batch_request(const std::string& line, const std::string& place, const BatchDefaults& defaults);
+/// `id` is the object's, null if it has none, and is set also where a FormatError tells what else is wrong with it.
+engine::Request read_batch_request(const std::string& line, const std::string& place, const BatchDefaults& defaults,
+                                   nlohmann::ordered_json& id);
 
 }  // namespace memoir::cli

@@ -125,17 +125,18 @@ class BatchRun {
   std::optional<engine::Request> next() {
     while (const auto line = file_.next()) {
       const std::string name = file_.name() + ":" + std::to_string(line->number);
+      nlohmann::ordered_json id;
       try {
-        BatchRequest read = read_batch_request(line->text, name, defaults_);
-        std::optional<std::uint64_t>& seed = read.request.sampler.seed;
+        engine::Request request = read_batch_request(line->text, name, defaults_, id);
+        std::optional<std::uint64_t>& seed = request.sampler.seed;
         if (!seed) seed = random_seed();
-        places_.emplace(n_given_++, Place{name, n_lines_++, *seed, std::move(read.id)});
-        return std::move(read.request);
+        places_.emplace(n_given_++, Place{name, n_lines_++, *seed, std::move(id)});
+        return request;
       } catch (const std::exception& error) {
         engine::BatchResult result;
         result.index = n_lines_++;
         result.error = error_at(name, error.what());
-        show(result, 0, {});
+        show(result, 0, std::move(id));
       }
     }
     return std::nullopt;

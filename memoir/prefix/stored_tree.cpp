@@ -125,7 +125,7 @@ class TreeBuilder {
 }  // namespace
 
 std::vector<StoredTree> stored_trees(const fs::path& folder) {
-  existing_status(folder);
+  if (!fs::is_directory(existing_status(folder))) throw FileError(folder.string(), "", "is no directory");
   std::error_code error;
   fs::directory_iterator entry(folder, error);
   if (error) throw FileError(folder.string(), "", "can't list it: " + error.message());
