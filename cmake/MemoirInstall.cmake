@@ -32,6 +32,8 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/memoir/ DESTINATION ${CMAKE_INSTALL_INCL
         FILES_MATCHING PATTERN "*.h"
         PATTERN cli EXCLUDE
         PATTERN server/connection.h EXCLUDE
+        PATTERN server/crowd.h EXCLUDE
+        PATTERN server/request_body.h EXCLUDE
         # What only the sources beside it include.
         PATTERN "text/jinja_*.h" EXCLUDE
         REGEX "/text/(json_node|tokenizer_parts|tokenizer_components|gguf_pretokenizers)\\.h$" EXCLUDE

@@ -76,9 +76,7 @@ void score_few(const AttentionArgs& args, const float* const (&queries)[kRows], 
     typename S::F quarters[kRows][kKeys];
     for (int j = 0; j < kKeys; ++j) {
       const std::byte* row[kKeys];
-      unrolled<kKeys>([&](auto k) __attribute__((always_inline)) {
-        row[k] = keys.row(std::clamp(c + j + kKeys * k, keys.begin, keys.end - 1));
-      });
+      unrolled<kKeys>([&](auto k) __attribute__((always_inline)) { row[k] = keys.row_within(c + j + kKeys * k); });
       typename S::F sum[kRows][kKeys];
       unrolled<kRows * kKeys>([&](auto i) __attribute__((always_inline)) { sum[i / kKeys][i % kKeys] = S::zero(); });
       next.ask();

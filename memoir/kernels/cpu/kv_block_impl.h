@@ -148,6 +148,8 @@ struct BlockOperand {
   int end;
 
   const std::byte* row(int c) const { return data + c * stride; }
+  /// The nearest that may be read.
+  const std::byte* row_within(int c) const { return row(c < begin ? begin : c < end ? c : end - 1); }
 };
 
 // copy: [64][dim rounded up to lanes]; zeros stand for rows that aren't there.
