@@ -87,12 +87,9 @@ void untag(Json& value) {
   for (auto& element : value) untag(element);
 }
 
-// The parser's message without its own numbering, "[json.exception.parse_error.101] "; it quotes what was read last,
-// which may be long.
+// It quotes what was read last, which may be long.
 std::string reason_of(const json::exception& error) {
-  const std::string text = error.what();
-  const std::size_t bracket = text.find("] ");
-  return text.substr(bracket == std::string::npos ? 0 : bracket + 2, 200);
+  return json_reason(error).substr(0, 200);
 }
 
 template <typename Json>
@@ -156,6 +153,12 @@ std::string model_json_text(const nlohmann::ordered_json& value) {
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& path) {
   check_text(text, path);
   return parse_checked<nlohmann::ordered_json>(text, path);
+}
+
+std::string json_reason(const json::exception& error) {
+  const std::string text = error.what();
+  const std::size_t bracket = text.find("] ");
+  return text.substr(bracket == std::string::npos ? 0 : bracket + 2);
 }
 
 std::string json_text(const nlohmann::ordered_json& value) {

@@ -32,6 +32,9 @@ std::string model_json_text(const nlohmann::ordered_json& value);
 /// As parse_json, for JSON as the standard has it, keeping the order of keys.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& path);
 
+/// The parser's message without its own numbering, "[json.exception.parse_error.101] ". It quotes what was read last.
+std::string json_reason(const nlohmann::json::exception& error);
+
 /// `value` on one line; bytes that are no UTF-8 become U+FFFD.
 std::string json_text(const nlohmann::ordered_json& value);
 

@@ -95,12 +95,15 @@ std::vector<ListedModel> ModelPool::list() {
 }
 
 std::shared_ptr<const ServedModel> ModelPool::describe(const std::string& name) {
-  if (const Lease ready = find_loaded(name)) return {ready, &ready->model};
+  Lease ready;  // before the lock, as it wants it when it ends
   std::string known;
   {
     std::unique_lock lock(mutex_);
-    known = need(lock, name).listed.name;
+    Slot& slot = need(lock, name);
+    if (slot.state == State::kLoaded) ready = lease(slot);
+    known = slot.listed.name;
   }
+  if (ready) return {ready, &ready->model};
   try {
     return std::make_shared<ServedModel>(source_->describe(known));
   } catch (const std::exception& error) {
@@ -137,12 +140,6 @@ ModelPool::Lease ModelPool::lease(Slot& slot) {
 void ModelPool::release(Slot& slot) {
   const std::lock_guard lock(mutex_);
   if (--slot.n_users == 0) changed_.notify_all();
-}
-
-ModelPool::Lease ModelPool::find_loaded(const std::string& name) {
-  std::unique_lock lock(mutex_);
-  Slot& slot = need(lock, name);
-  return slot.state == State::kLoaded ? lease(slot) : nullptr;
 }
 
 ModelPool::Lease ModelPool::acquire(const std::string& name, ClientWatch& client, std::optional<KeepAlive> keep_alive) {

@@ -106,9 +106,6 @@ class ModelPool {
   /// meanwhile.
   Lease acquire(const std::string& name, ClientWatch& client, std::optional<KeepAlive> keep_alive = std::nullopt);
 
-  /// The same if it is loaded, else null; does not count as use.
-  Lease find_loaded(const std::string& name);
-
   /// Unloads it as soon as nobody uses it. Throws 404 as acquire(). Nothing for a single model.
   void expire(const std::string& name);
 

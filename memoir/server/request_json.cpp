@@ -34,14 +34,11 @@ void check_shape(std::string_view body) {
   }
 }
 
-// The parser's message, which says where, without its own numbering in front and without what it has read last: that
-// may be a piece of a prompt, which no log is to have.
+// The parser's message, which says where, without what it has read last: that may be a piece of a prompt, which no log
+// is to have.
 std::string reason_of(const Json::exception& error) {
-  const std::string text = error.what();
-  const std::size_t bracket = text.find("] ");
-  const std::size_t begin = bracket == std::string::npos ? 0 : bracket + 2;
-  const std::size_t end = std::min(text.find("; last read: "), begin + 200);
-  return text.substr(begin, end - begin);
+  const std::string text = json_reason(error);
+  return text.substr(0, std::min<std::size_t>(text.find("; last read: "), 200));
 }
 
 }  // namespace
