@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "damaged_bytes.h"
+#include "memoir/base/byte_source.h"
 #include "memoir/base/error.h"
+#include "memoir/base/safetensors.h"
 #include "memoir/cache/arrays.h"
 #include "memoir/cache/composite.h"
 #include "memoir/cache/kv.h"
@@ -317,6 +320,59 @@ TEST_P(PromptFileOf, WhatIsWrongIsSaidAndTheOldFileStays) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, PromptFileOf, testing::Values(PromptFormat::kV1, PromptFormat::kV2),
                          [](const auto& format) { return std::string(format_name(format.param)); });
+
+// 4 MB in several pieces, and numbers.
+ModelCache large_cache() {
+  const mx::array rows = mx::astype(mx::reshape(mx::arange(4 * 1024 * 64), {1, 4, 1024, 64}), mx::float32);
+  auto first = make_kv_cache(KVOptions{});
+  auto second = make_kv_cache(KVOptions{});
+  first->update(rows, mx::negative(rows));
+  second->update(mx::add(rows, mx::array(1.0F)), rows);
+  return model_of(std::move(first), std::move(second));
+}
+
+TEST(PromptFile, RowsLieTogetherAndNumbersBehindThem) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "large.safetensors";
+  const ModelCache cache = large_cache();
+  save_prompt_file(path, cache, {});
+  std::vector<std::uint64_t> sizes;
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  for (const SafetensorsTensor& tensor : file.tensors()) sizes.push_back(tensor.size_bytes);
+  const std::vector<std::uint64_t> rows(4, 4 * 1024 * 64 * 4);
+  ASSERT_GT(sizes.size(), 4U) << "a scalar for each layer's offset at least";
+  EXPECT_TRUE(std::equal(rows.begin(), rows.end(), sizes.begin()));
+  EXPECT_LE(*std::max_element(sizes.begin() + 4, sizes.end()), 4U);
+  const PromptFile loaded = load_prompt_file(path);
+  for (std::size_t i = 0; i < 2; ++i) expect_equal(loaded.cache.layer(i), cache.layer(i));
+}
+
+// A file whose disk fails from some byte on.
+class FailingSource final : public ByteSource {
+ public:
+  FailingSource(std::unique_ptr<ByteSource> whole, std::uint64_t end) : whole_(std::move(whole)), end_(end) {}
+
+  const std::string& path() const override { return whole_->path(); }
+  std::uint64_t size_bytes() const override { return whole_->size_bytes(); }
+  void read(std::uint64_t offset, std::span<std::byte> out) override {
+    if (offset < end_ && offset + out.size() > end_) throw FileError(path(), "", "reading failed");
+    whole_->read(offset, out);
+  }
+
+ private:
+  std::unique_ptr<ByteSource> whole_;
+  std::uint64_t end_;
+};
+
+TEST(PromptFile, ADiskThatFailsInTheMiddleIsAnErrorOfTheFile) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "large.safetensors";
+  save_prompt_file(path, large_cache(), {});
+  for (const std::uint64_t end : {std::uint64_t{60'000}, std::uint64_t{1'500'000}, std::uint64_t{4'000'000}}) {
+    const SafetensorsFile file(std::make_unique<FailingSource>(open_file(path), end));
+    EXPECT_THROW(load_prompt_file(file), FileError) << end;
+  }
+}
 
 TEST(PromptFile, V1CanNotHoldEmptyLayersSlotsOrPadding) {
   const TemporaryFolder folder;

@@ -3,10 +3,12 @@
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
+#include <algorithm>
 #include <array>
-#include <future>
+#include <atomic>
 #include <limits>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "memoir/base/error.h"
@@ -16,7 +18,7 @@
 #include "memoir/cache/kv.h"
 #include "memoir/cache/recurrent.h"
 #include "memoir/kernels/allocated.h"
-#include "memoir/kernels/huge_pages.h"
+#include "memoir/kernels/memory_pages.h"
 #include "memoir/kernels/shape.h"
 
 namespace mx = mlx::core;
@@ -25,6 +27,8 @@ namespace memoir::cache {
 namespace {
 
 using Layers = std::vector<std::unique_ptr<LayerCache>>;
+
+constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 
 mx::Dtype dtype_of(const SafetensorsTensor& tensor, const std::string& path) {
   static const std::array<std::pair<std::string_view, mx::Dtype>, 12> kDtypes = {{{"F32", mx::float32},
@@ -65,35 +69,83 @@ Incoming room_for(const SafetensorsFile& file, const SafetensorsTensor& tensor) 
     shape.push_back(static_cast<int>(size));
   }
   const mx::Dtype dtype = dtype_of(tensor, file.path());
-  Incoming room{kernels::allocated(tensor.size_bytes), std::move(shape), dtype};
-  kernels::prefer_huge_pages_within(room.bytes(tensor));  // which the system clears faster
-  return room;
+  return {kernels::allocated(tensor.size_bytes), std::move(shape), dtype};
 }
 
-// The system clears new memory when it is first written to, which takes as long as reading from a disk.
-void touch(std::span<std::byte> memory) {
-  constexpr std::size_t kPageBytes = 4096;  // the smallest there is
-  for (std::size_t i = 0; i < memory.size(); i += kPageBytes) memory[i] = std::byte{0};
+std::vector<std::span<std::byte>> pieces_of(const std::vector<SafetensorsTensor>& tensors,
+                                            std::vector<Incoming>& rooms) {
+  std::vector<std::span<std::byte>> pieces;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    for (std::span<std::byte> left = rooms[i].bytes(tensors[i]); !left.empty();) {
+      pieces.push_back(left.first(std::min(left.size(), kPieceBytes)));
+      left = left.subspan(pieces.back().size());
+    }
+  }
+  return pieces;
 }
 
-// All tensors, in order. While one is read, a second thread adds the last one to the checksum and makes the next one's
-// memory ready.
+// A thread beside the one that reads: it has the memory's pages made, which takes as long as reading from a disk, and
+// adds what was read to the checksum.
+class ReadingBeside {
+ public:
+  ReadingBeside(const std::vector<std::span<std::byte>>& pieces, Checksum& checksum)
+      : pieces_(pieces), checksum_(checksum), thread_([this] { run(); }) {}
+  ReadingBeside(const ReadingBeside&) = delete;
+  ReadingBeside& operator=(const ReadingBeside&) = delete;
+
+  // Should reading have thrown, without the rest.
+  ~ReadingBeside() {
+    if (!thread_.joinable()) return;
+    set(kStop);
+    thread_.join();
+  }
+
+  void has_read(std::size_t n_pieces) { set(n_pieces); }
+
+  // Waits until all is in the checksum, after has_read() of all.
+  void finish() { thread_.join(); }
+
+ private:
+  static constexpr std::size_t kStop = std::numeric_limits<std::size_t>::max();
+
+  void set(std::size_t n_read) {
+    n_read_.store(n_read, std::memory_order_release);
+    n_read_.notify_one();
+  }
+
+  void run() {
+    std::size_t n_made = 0;
+    for (std::size_t n_added = 0; n_added < pieces_.size();) {
+      if (n_made < pieces_.size()) kernels::make_pages(pieces_[n_made++]);
+      if (n_made == pieces_.size()) n_read_.wait(n_added, std::memory_order_acquire);
+      const std::size_t n_read = n_read_.load(std::memory_order_acquire);
+      if (n_read == kStop) return;
+      for (; n_added < n_read; ++n_added) checksum_.add(pieces_[n_added]);
+    }
+  }
+
+  const std::vector<std::span<std::byte>>& pieces_;
+  Checksum& checksum_;
+  std::atomic<std::size_t> n_read_ = 0;
+  std::thread thread_;
+};
+
+// All tensors, in order.
 std::vector<mx::array> read_tensors(const SafetensorsFile& file, Checksum& checksum) {
   const std::vector<SafetensorsTensor>& tensors = file.tensors();
   std::vector<Incoming> rooms;
   for (const SafetensorsTensor& tensor : tensors) rooms.push_back(room_for(file, tensor));
-  const auto bytes_of = [&](std::size_t i) {
-    return i < rooms.size() ? rooms[i].bytes(tensors[i]) : std::span<std::byte>();
-  };
+  const std::vector<std::span<std::byte>> pieces = pieces_of(tensors, rooms);
+  ReadingBeside beside(pieces, checksum);
+  std::size_t n_read = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    // Should reading throw, its destructor waits.
-    const std::future<void> beside = std::async(std::launch::async, [&, i] {
-      if (i > 0) checksum.add(bytes_of(i - 1));
-      touch(bytes_of(i + 1));
-    });
-    file.read(tensors[i], bytes_of(i));
+    const std::span<const std::byte> all = rooms[i].bytes(tensors[i]);
+    for (std::size_t begin = 0; begin < all.size(); begin += pieces[n_read++].size()) {
+      file.read_part(tensors[i], begin, pieces[n_read]);
+      beside.has_read(n_read + 1);
+    }
   }
-  if (!tensors.empty()) checksum.add(bytes_of(tensors.size() - 1));
+  beside.finish();
   std::vector<mx::array> arrays;
   for (Incoming& room : rooms) arrays.emplace_back(std::move(room.data), std::move(room.shape), room.dtype);
   return arrays;

@@ -3,7 +3,9 @@
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -22,6 +24,8 @@ namespace memoir::cache {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kSmallBytes = 4096;
 
 constexpr std::string_view kNoChecksum = "0000000000000000";
 
@@ -86,7 +90,8 @@ class Writer {
   }
 
   // One array at a time is copied out of its buffer. The checksum, which takes in all of them, comes last.
-  void write() const {
+  void write() {
+    put_small_ones_last();
     const std::string header = safetensors_header(entries_, metadata_);
     ReplacedFile file(path_);
     file.write(header);
@@ -120,6 +125,23 @@ class Writer {
 
   [[noreturn]] void refuse_v1(const std::string& key, const std::string& what) const {
     throw UnsupportedError(path_, key, "the format v1 has no way to hold " + what);
+  }
+
+  // Numbers are read before the rows. Pages that the system has already, one behind each layer's rows, halve the speed
+  // at which it reads ahead over the whole file.
+  void put_small_ones_last() {
+    std::vector<std::size_t> order(arrays_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_partition(order.begin(), order.end(),
+                          [this](std::size_t i) { return arrays_[i].nbytes() > kSmallBytes; });
+    std::vector<SafetensorsEntry> entries;
+    std::vector<mx::array> arrays;
+    for (const std::size_t i : order) {
+      entries.push_back(std::move(entries_[i]));
+      arrays.push_back(std::move(arrays_[i]));
+    }
+    entries_ = std::move(entries);
+    arrays_ = std::move(arrays);
   }
 
   void add_array(const std::string& key, const mx::array& a) {

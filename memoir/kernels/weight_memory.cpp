@@ -6,7 +6,7 @@
 #include <string>
 
 #include "memoir/kernels/allocated.h"
-#include "memoir/kernels/huge_pages.h"
+#include "memoir/kernels/memory_pages.h"
 
 namespace mx = mlx::core;
 

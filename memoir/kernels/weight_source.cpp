@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "memoir/kernels/cpu/pool.h"
-#include "memoir/kernels/huge_pages.h"
+#include "memoir/kernels/memory_pages.h"
 #include "memoir/kernels/weight_memory.h"
 
 namespace memoir::kernels {
