@@ -249,7 +249,10 @@ mx::array capped_attention(const mx::array& queries, const History& history, con
   return mx::matmul(mx::slice(weights, start, weights.shape()), values);
 }
 
-mx::array composed_attention(const mx::array& queries, const History& history, const AttentionOptions& options) {
+// In the rows' type: queries are few, and all rows would be copied into a wider one at each step.
+mx::array composed_attention(const mx::array& heads, const History& history, const AttentionOptions& options) {
+  const mx::Dtype rows = history.keys.dtype();
+  const mx::array queries = is_float(rows) ? mx::astype(heads, rows) : heads;
   if (options.soft_cap > 0) return capped_attention(queries, history, options);
   const std::optional<mx::array> sinks =
       options.sinks ? std::optional<mx::array>(mx::astype(*options.sinks, queries.dtype())) : std::nullopt;
@@ -304,7 +307,8 @@ mx::array attention(const mx::array& queries, const History& history, const Atte
   check_shapes(queries, history);
   check_options(queries, history, options);
   if (on_cpu()) return cpu_attention(queries, std::vector<SequenceHistory>{{queries.shape(2), history}}, options);
-  const mx::array heads = composed_attention(queries, history, narrowed(options, history));  // [B, H, T, Dv]
+  const mx::array heads =
+      mx::astype(composed_attention(queries, history, narrowed(options, history)), queries.dtype());  // [B, H, T, Dv]
   return mx::reshape(mx::transpose(heads, {0, 2, 1, 3}),
                      {heads.shape(0), heads.shape(2), heads.shape(1) * heads.shape(3)});
 }

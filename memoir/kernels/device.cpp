@@ -3,6 +3,7 @@
 #include <mlx/device.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "memoir/kernels/blas_threads.h"
 #include "memoir/kernels/cpu/fixed_rows.h"
@@ -14,8 +15,16 @@ namespace mx = mlx::core;
 
 namespace memoir::kernels {
 
+namespace {
+std::atomic<bool> composes_on_cpu{false};
+}
+
 bool on_cpu() {
-  return mx::default_device() == mx::Device::cpu;
+  return mx::default_device() == mx::Device::cpu && !composes_on_cpu;
+}
+
+void compose_on_cpu(bool composes) {
+  composes_on_cpu = composes;
 }
 
 mx::Dtype activation_dtype(mx::Dtype weights) {

@@ -74,6 +74,20 @@ void check_weight(const Weight& weight) {
   if (!is_float(data.dtype())) refuse("the weight is " + described(data) + ", expected float32, float16 or bfloat16");
 }
 
+// Rows that were cut out or chosen are copied here and not at each use, nor on another thread than the one that loads,
+// where MLX doesn't evaluate what this one left lazy.
+Weight evaluated(Weight weight) {
+  weight.data = mx::contiguous(weight.data);
+  mx::eval(weight.data);
+  if (weight.quantization) {
+    Quantization& q = *weight.quantization;
+    q.scales = mx::contiguous(q.scales);
+    q.biases = mx::contiguous(q.biases);
+    mx::eval(q.scales, q.biases);
+  }
+  return weight;
+}
+
 }  // namespace
 
 cpu::Element element_of(mx::Dtype dtype) {
@@ -159,7 +173,7 @@ const std::byte* packed_bytes(const mx::array& data) {
 Weight prepared(Weight weight) {
   if (weight.packed) return weight;
   cpu::PackedFormat format = packed_format(weight);
-  if (!on_cpu()) return weight;
+  if (!on_cpu()) return evaluated(std::move(weight));
   format.has_biases = !weight.quantization || !has_implied_biases(*weight.quantization);
   mx::array packed = weight_memory(format.size_bytes());
   pack(weight, format, const_cast<std::byte*>(packed_bytes(packed)));
