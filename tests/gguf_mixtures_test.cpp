@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "memoir/base/error.h"
+#include "memoir/kernels/device.h"
 #include "tests/gguf_twin.h"
 #include "tests/golden.h"
 
@@ -465,6 +466,23 @@ TEST_P(QuantizedGgufMixture, GivesTheLogitsOfTheDirectoryWithTheSameValues) {
   const auto largest = [](const mx::array& a) { return mx::max(mx::abs(a)).item<float>(); };
   EXPECT_GT(largest(expected), 0.5F);
   EXPECT_LT(largest(mx::subtract(logits, expected)), 2e-3F * largest(expected));
+}
+
+// As on a GPU: in 16 bits, where a near tie between experts may fall the other way. No part of a layer comes out in
+// another type than the rest.
+TEST_P(QuantizedGgufMixture, IsComputedInOneTypeWhereOperationsAreComposed) {
+  const test::TemporaryFolder folder;
+  const test::fs::path directory = test::make_twin(folder, GetParam());
+  const mx::array expected = test::logits_of(*model::load_model(directory).model);
+  kernels::compose_on_cpu(true);
+  const std::unique_ptr<model::Model> model = test::load_gguf(directory / "model.gguf");
+  const std::vector<TokenId> tokens = {3, 1, 4, 1, 5, 9, 2, 6};
+  engine::Session session(*model);
+  EXPECT_EQ(session.forward(tokens, model::LogitRows::kAll).dtype(), mx::bfloat16);
+  const mx::array logits = mx::astype(test::logits_of(*model), mx::float32);
+  kernels::compose_on_cpu(false);
+  const float mean = mx::mean(mx::abs(mx::subtract(logits, expected))).item<float>();
+  EXPECT_LT(mean, 0.05F * mx::subtract(mx::max(expected), mx::min(expected)).item<float>());
 }
 
 // ---- What is refused ----

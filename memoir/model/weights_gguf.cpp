@@ -16,6 +16,7 @@
 #include "memoir/base/gguf_blocks.h"
 #include "memoir/base/half.h"
 #include "memoir/base/mxfp4.h"
+#include "memoir/kernels/device.h"
 #include "memoir/kernels/shape.h"
 #include "memoir/model/gguf_names.h"
 #include "memoir/model/tensor_array.h"
@@ -102,16 +103,8 @@ class GgufWeights : public Weights {
 
  protected:
   kernels::Weight read_matrix(const std::string& module, const MatrixShape& shape) override {
-    const GgufTensor& tensor = checked(module + ".weight", shape.sizes(shape.columns));
-    const auto n_rows = static_cast<std::size_t>(shape.all_rows());
-    const std::size_t n_heads = interleaved_heads(module);
-    if (tensor.type == GgufType::kMXFP4) return read_mxfp4(tensor);
-    if (affine_bits(tensor.type)) {
-      if (std::optional<kernels::Weight> weight = read_affine(tensor, n_heads)) return *weight;
-    }
-    mx::array dense = read_dense(tensor);
-    if (n_heads > 0) deinterleave_heads({dense.data<std::byte>(), dense.nbytes()}, n_rows, n_heads);
-    return {mx::reshape(dense, {shape.all_rows(), shape.columns}), std::nullopt};
+    kernels::Weight weight = read_stored(module, shape);
+    return kernels::on_cpu() ? weight : typed_for_gpu(std::move(weight));
   }
 
   std::optional<kernels::WeightSource> matrix_source(const std::string& module, const MatrixShape& shape) override {
@@ -275,6 +268,38 @@ class GgufWeights : public Weights {
     std::vector<std::byte> bytes(tensor.size_bytes);
     file_->read(tensor, bytes);
     return bytes;
+  }
+
+  kernels::Weight read_stored(const std::string& module, const MatrixShape& shape) {
+    const GgufTensor& tensor = checked(module + ".weight", shape.sizes(shape.columns));
+    const auto n_rows = static_cast<std::size_t>(shape.all_rows());
+    const std::size_t n_heads = interleaved_heads(module);
+    if (tensor.type == GgufType::kMXFP4) return read_mxfp4(tensor);
+    if (affine_bits(tensor.type)) {
+      if (std::optional<kernels::Weight> weight = read_affine(tensor, n_heads)) return *weight;
+    }
+    mx::array dense = read_dense(tensor);
+    if (n_heads > 0) deinterleave_heads({dense.data<std::byte>(), dense.nbytes()}, n_rows, n_heads);
+    return {mx::reshape(dense, {shape.all_rows(), shape.columns}), std::nullopt};
+  }
+
+  // Converted once, so that all of a model's products are in the type that its embeddings have. Blocks have scales of
+  // float16 whatever the model was trained in, and the activations of some (Gemma's) leave its range: bfloat16.
+  kernels::Weight typed_for_gpu(kernels::Weight weight) const {
+    const bool is_float32 = std::ranges::any_of(tensors_, [](const auto& entry) {
+      return entry.second->name == "token_embd.weight" && entry.second->type == GgufType::kF32;
+    });
+    const auto typed = [dtype = is_float32 ? mx::float32 : mx::bfloat16](mx::array& a) {
+      a = mx::astype(a, dtype);
+      mx::eval(a);
+    };
+    if (!weight.quantization) {
+      typed(weight.data);
+    } else {
+      typed(weight.quantization->scales);
+      typed(weight.quantization->biases);
+    }
+    return weight;
   }
 
   static mx::Shape array_shape(const GgufTensor& tensor) { return {tensor.shape.begin(), tensor.shape.end()}; }
