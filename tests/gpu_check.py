@@ -124,9 +124,14 @@ def check_family(name, tf32):
         pieces = logits(DATA / name, prompt, folder, "--chunk", 7, env=env)[1]
     far = difference(whole, expected["logits"][1]), difference(pieces, expected["logits"][1])
     made = generate("--tokens", ids, "-n", len(greedy), "--prefill-chunk", 16, model=DATA / name, env=env)["tokens"]
-    seen = f"logits differ by {far[0]:.1e}, in pieces by {far[1]:.1e}; {n_shared(made, greedy)} of {len(greedy)} tokens"
+    # Side by side in the scheduler's thread, where nothing that loading left undone can be computed.
+    lines = (json.dumps({"tokens": list(prompt), "n": len(greedy)}) + "\n") * 3
+    batch = run("generate", "-m", DATA / name, "--batch", "-", stdin=lines, env=env)
+    shared = [made] + [json.loads(line)["tokens"] for line in batch.splitlines()]
+    seen = f"logits differ by {far[0]:.1e}, in pieces by {far[1]:.1e}; "
+    seen += f"{min(n_shared(tokens, greedy) for tokens in shared)} of {len(greedy)} tokens"
     if not tf32:
-        expect(max(far) < TOLERANCE and made == greedy, seen)
+        expect(max(far) < TOLERANCE and len(shared) == 4 and all(tokens == greedy for tokens in shared), seen)
     return seen
 
 
@@ -164,6 +169,8 @@ def check_narrow(name, dtype):
     with tempfile.TemporaryDirectory() as folder:
         model = narrowed_model(name, folder, dtype)
         shape, ours = logits(model, prompt, folder)
+        # Rows of another type than the activations; Mamba 2 has none.
+        wide = ours if name == "mamba2" else logits(model, prompt, folder, "--kv", "f32")[1]
         cpu = logits(model, prompt, folder, device="cpu")[1]
         ids = ",".join(map(str, prompt))
         made = generate("--tokens", ids, "-n", 24, model=model)["tokens"]
@@ -173,10 +180,10 @@ def check_narrow(name, dtype):
         max(range(n), key=ours[i : i + n].__getitem__) == max(range(n), key=cpu[i : i + n].__getitem__)
         for i in range(0, len(ours), n)
     )
-    mean = sum(abs(x - y) for x, y in zip(ours, cpu)) / len(cpu)
+    mean = max(sum(abs(x - y) for x, y in zip(some, cpu)) / len(cpu) for some in (ours, wide))
     seen = f"logits of {min(cpu):.0f} to {max(cpu):.0f} differ by {difference(ours, cpu):.1e}, {mean:.1e} in the mean, "
     seen += f"the best alike in {best} of {shape[0]} rows, {n_shared(made, expected)} of {len(expected)} tokens"
-    expect(mean < 0.02 * (max(cpu) - min(cpu)) and best >= 0.75 * shape[0], seen)
+    expect(mean < 0.05 * (max(cpu) - min(cpu)) and best >= 0.75 * shape[0], seen)
     return seen
 
 
