@@ -5,6 +5,7 @@
 #include <mlx/mlx.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -139,6 +140,50 @@ TEST_P(ComposedFamily, RunsInAnotherThreadThanItWasLoadedIn) {
     }
   }).join();
   EXPECT_EQ(error, "");
+}
+
+// Rows wherever a cache put them: in a ring that went round, behind its first positions, with some missing, too many.
+TEST_F(Composed, AttentionOverAnyRangesIsThatOfTheCpusKernel) {
+  struct Case {
+    std::vector<kernels::KvRange> ranges;  // position, row, rows
+    std::optional<int> window = std::nullopt;
+    int keep = 0;
+    std::optional<int> chunk = std::nullopt;
+  };
+  const std::vector<Case> cases = {{{{0, 0, 12}}},
+                                   {{{0, 3, 9}}, 5},
+                                   {{{20, 6, 6}, {26, 0, 6}}},
+                                   {{{20, 6, 6}, {26, 0, 6}}, 12},
+                                   {{{20, 6, 6}, {26, 0, 6}}, 9},
+                                   {{{0, 0, 2}, {20, 8, 4}, {24, 2, 6}}, 8, 2},
+                                   {{{0, 0, 2}, {20, 8, 4}, {24, 2, 6}}, 30, 2},
+                                   {{{0, 0, 3}, {3, 7, 5}}, 6, 2},
+                                   {{{0, 10, 2}, {5, 3, 4}, {9, 0, 3}}, 11},
+                                   {{{0, 10, 2}, {5, 3, 4}, {9, 0, 3}}},
+                                   {{{4, 8, 4}, {8, 0, 6}}, std::nullopt, 0, 8},
+                                   {{{4, 0, 4}, {8, 4, 6}}, 4, 0, 8}};
+  const kernels::KvBuffer keys{test::random_array({2, 2, 12, 32}, 1)};
+  const kernels::KvBuffer values{test::random_array({2, 2, 12, 16}, 2)};
+  const mx::array sinks = test::random_array({4}, 3);
+  for (const Case& one : cases) {
+    for (const int n_queries : {1, 3}) {
+      for (const float cap : {0.0F, 5.0F}) {
+        for (const bool has_sinks : {false, true}) {
+          const mx::array queries = test::random_array({2, 4, n_queries, 32}, 4);
+          kernels::AttentionOptions options{.scale = 0.2F, .window = one.window, .keep = one.keep, .chunk = one.chunk};
+          options.soft_cap = cap;
+          if (has_sinks) options.sinks = sinks;
+          const kernels::History history{keys, values, one.ranges};
+          const mx::array y = kernels::attention(queries, history, options);
+          kernels::compose_on_cpu(false);
+          const mx::array expected = kernels::attention(queries, history, options);
+          kernels::compose_on_cpu(true);
+          EXPECT_LT(max_difference(y, expected), 1e-5F)
+              << "case " << &one - cases.data() << ", " << n_queries << " queries, cap " << cap << ", " << has_sinks;
+        }
+      }
+    }
+  }
 }
 
 TEST_F(Composed, AttentionIsInTheQueriesTypeWhateverTheRowsAre) {

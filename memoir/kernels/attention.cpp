@@ -214,9 +214,44 @@ mx::array seen_by_position(const History& history, int n_queries, const Attentio
   return kernels::position_mask(query, row, {options.window, options.keep, options.chunk, options.is_causal});
 }
 
-bool is_plain(const History& history, const AttentionOptions& options) {
-  if (options.chunk || options.mask || !options.is_causal || history.ranges.size() > 1) return false;
-  return !options.window || history.n_rows() <= *options.window;
+// Whether a query sees all rows before its own, which are then as many from the end as there are queries behind it.
+bool is_plain(const History& history, int n_queries, const AttentionOptions& options) {
+  if (options.chunk || options.mask || !options.is_causal || history.ranges.empty()) return false;
+  const KvRange& last = history.ranges.back();
+  if (n_queries > 1 && last.n_rows < n_queries) return false;
+  return !options.window ||
+         last.first_position + last.n_rows - history.ranges.front().first_position <= *options.window;
+}
+
+// What the only query sees, numbered in the order in which it lies: softmax doesn't mind the order, and a ring's rows
+// are one view of its buffer, not a copy.
+History seen_alone(const History& history, const AttentionOptions& options) {
+  const KvRange& last = history.ranges.back();
+  const int query = last.first_position + last.n_rows - 1;
+  const int chunk_begin = options.chunk ? query / *options.chunk * *options.chunk : 0;
+  const int window_begin = options.window ? std::max(0, query - *options.window + 1) : 0;
+  std::vector<KvRange> seen;
+  for (const KvRange& range : history.ranges) {
+    const auto add = [&](int begin, int end) {
+      const int first = std::max(begin, range.first_position);
+      const int n = std::min(end, range.first_position + range.n_rows) - first;
+      if (n > 0) seen.push_back({0, range.begin_row + first - range.first_position, n});
+    };
+    add(chunk_begin, std::min(options.keep, window_begin));
+    add(std::max(chunk_begin, window_begin), query + 1);
+  }
+  std::ranges::sort(seen, {}, &KvRange::begin_row);
+  std::vector<KvRange> joined;
+  int position = 0;
+  for (const KvRange& range : seen) {
+    if (!joined.empty() && joined.back().begin_row + joined.back().n_rows == range.begin_row) {
+      joined.back().n_rows += range.n_rows;
+    } else {
+      joined.push_back({position, range.begin_row, range.n_rows});
+    }
+    position += range.n_rows;
+  }
+  return {history.keys, history.values, std::move(joined)};
 }
 
 // Whether by position and by mask, as one mask for MLX.
@@ -251,12 +286,17 @@ mx::array capped_attention(const mx::array& queries, const History& history, con
 
 // In the rows' type: queries are few, and all rows would be copied into a wider one at each step.
 mx::array composed_attention(const mx::array& heads, const History& history, const AttentionOptions& options) {
+  if (heads.shape(2) == 1 && options.is_causal && !options.mask && (options.window || options.chunk)) {
+    AttentionOptions all = options;
+    all.window = all.chunk = std::nullopt;
+    return composed_attention(heads, seen_alone(history, options), all);
+  }
   const mx::Dtype rows = history.keys.dtype();
   const mx::array queries = is_float(rows) ? mx::astype(heads, rows) : heads;
   if (options.soft_cap > 0) return capped_attention(queries, history, options);
   const std::optional<mx::array> sinks =
       options.sinks ? std::optional<mx::array>(mx::astype(*options.sinks, queries.dtype())) : std::nullopt;
-  if (is_plain(history, options)) {
+  if (is_plain(history, queries.shape(2), options)) {
     return mx::fast::scaled_dot_product_attention(queries, history.key_rows(), history.value_rows(), options.scale,
                                                   queries.shape(2) > 1 ? "causal" : "", std::nullopt, sinks);
   }
