@@ -15,8 +15,8 @@ namespace memoir::kernels {
 /// True if the CPU kernels compute: MLX's default device is the CPU, and compose_on_cpu() doesn't say otherwise.
 bool on_cpu();
 
-/// Whether operations are composed from MLX's own on the CPU too, as on a GPU: how a machine without one tests that way.
-/// For the whole process; before a model is loaded, since weights are laid out for the one or the other.
+/// Whether operations are composed from MLX's own on the CPU too, as on a GPU: how a machine without one tests that
+/// way. For the whole process; before a model is loaded, since weights are laid out for the one or the other.
 void compose_on_cpu(bool composes);
 
 /// The type activations are kept in for weights stored as `weights`: float32 on the CPU (its units have no faster
