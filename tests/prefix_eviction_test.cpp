@@ -113,6 +113,36 @@ TEST_F(PrefixEviction, AgesByTheClockOfWhatWasEvicted) {
   EXPECT_EQ(trie_.check(), "");
 }
 
+// A state of 16 tokens and one of 1: 16 times the worth, 16 ^ 0.6 times where hits come long before things go.
+TEST_F(PrefixEviction, WithRoomEnoughWorthGrowsSlowerThanCost) {
+  const Keys large = range_keys(0, 16);
+  const Keys small = range_keys(100, 101);
+  put(large, -1, true);
+  put(small, -1, true);
+  Eviction eviction({.needs = kRecurrent, .hit_weight = 0});
+  const auto value = [&](const Keys& keys) {
+    return eviction.candidate(trie_, *trie_.lookup(keys, kRecurrent, {.n_left = 0}).path.back())->value;
+  };
+  EXPECT_NEAR(value(large) / value(small), 16, 1e-4);
+  const auto live = [&](int i, double age) {
+    const Keys keys = range_keys(1000 * i, 1000 * i + 10);
+    put(keys, -1, true);
+    trie_.advance_clock(trie_.clock() + age);
+    use(keys, kRecurrent);
+    Pin large_pin = trie_.pin(trie_.lookup(large, kRecurrent, {.n_left = 0}).restorable);
+    Pin small_pin = trie_.pin(trie_.lookup(small, kRecurrent, {.n_left = 0}).restorable);
+    EXPECT_TRUE(eviction.make_room(trie_, budget(2)));
+  };
+  for (int i = 1; i <= 20; ++i) live(i, 0);
+  eviction.adapt(trie_);
+  EXPECT_NEAR(value(large) / value(small), std::pow(16, 0.6), 1e-4);
+  const double lived = value(range_keys(0, 16));
+  for (int i = 21; i <= 40; ++i) live(i, 10 * lived);
+  eviction.adapt(trie_);
+  EXPECT_NEAR(value(large) / value(small), 16, 1e-4);
+  EXPECT_EQ(trie_.check(), "");
+}
+
 TEST_F(PrefixEviction, EachHitAddsToTheWeight) {
   const Keys a = range_keys(1000, 1010);
   const Keys b = range_keys(2000, 2020);
@@ -265,14 +295,29 @@ TEST_F(PrefixEviction, RowsAreTrimmedFromTheEnd) {
   put(keys, 0, false);
   Eviction eviction({.needs = kRowsOnly});
   EXPECT_TRUE(eviction.make_room(trie_, budget(990)));
-  EXPECT_EQ(restorable(keys, kRowsOnly), 7 * kTrimUnit);
+  EXPECT_EQ(restorable(keys, kRowsOnly), 990);
+  EXPECT_EQ(eviction.counters().n_trims, 1U) << "all that has to go at once";
   EXPECT_TRUE(eviction.make_room(trie_, budget(300)));
-  EXPECT_EQ(restorable(keys, kRowsOnly), 2 * kTrimUnit);
+  EXPECT_EQ(restorable(keys, kRowsOnly), 300);
   EXPECT_EQ(eviction.counters().n_leaves, 0U);
   EXPECT_TRUE(eviction.make_room(trie_, 0));
   EXPECT_EQ(trie_.n_nodes(), 0U);
   EXPECT_EQ(world_.n_live, 0);
   EXPECT_EQ(trie_.size_bytes(), 0U);
+}
+
+// A chat that goes on ends a hit in each of its places once.
+TEST_F(PrefixEviction, RowsThatTwoHitsEndedInWeighMore) {
+  const Keys a = range_keys(0, 100);
+  put(a, 0, false);
+  const Eviction eviction({.needs = kRowsOnly});
+  const double unused = score_of(eviction, a);
+  use(a, kRowsOnly);
+  EXPECT_DOUBLE_EQ(score_of(eviction, a), unused);
+  use(a, kRowsOnly);
+  EXPECT_DOUBLE_EQ(score_of(eviction, a) / unused, 1.2);  // (0.5 + 0.1) / 0.5
+  use(a, kRowsOnly);
+  EXPECT_DOUBLE_EQ(score_of(eviction, a) / unused, 1.2);
 }
 
 TEST_F(PrefixEviction, SharedRowsOutliveTheBranchesThatWereUsedLongerAgo) {
@@ -283,7 +328,7 @@ TEST_F(PrefixEviction, SharedRowsOutliveTheBranchesThatWereUsedLongerAgo) {
   Eviction eviction({.needs = kRowsOnly});
   EXPECT_TRUE(eviction.make_room(trie_, budget(160)));
   EXPECT_EQ(restorable(joined(shared, range_keys(1000, 1050)), kRowsOnly), 150);
-  EXPECT_EQ(trie_.n_keys(), 150U);
+  EXPECT_EQ(trie_.n_keys(), 160U);
   EXPECT_EQ(trie_.check(), "");
 }
 
@@ -381,7 +426,7 @@ TEST_F(PrefixEviction, AnswersAreWorthWhatPromptsMakeOfThem) {
       return eviction.candidate(trie, *trie.lookup(keys, kRowsOnly).path.back())->value;
     };
     const double used = (n_used * 2000 + 2048.0) / (4 * 2000 + 2048.0);
-    EXPECT_NEAR(value(range_keys(40000, 42500)) / value(range_keys(90000, 92500)), std::min(1.0, 4 * used), 1e-6);
+    EXPECT_NEAR(value(range_keys(40000, 42500)) / value(range_keys(90000, 92500)), std::min(1.0, 6 * used), 1e-6);
     EXPECT_EQ(trie.check(), "");
   }
 }
@@ -499,7 +544,8 @@ TEST_F(PrefixEviction, TheQueueTakesWhatAScanOfAllWouldTake) {
         if (way == 0) {
           eviction.make_room(trie, budget);
         } else {
-          while (trie.size_bytes() > budget && eviction.evict_one(trie)) {
+          eviction.adapt(trie);
+          while (trie.size_bytes() > budget && eviction.evict_one(trie, trie.size_bytes() - budget)) {
           }
           trie.join_chains();
         }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <exception>
 #include <limits>
 #include <map>
 #include <stdexcept>
@@ -15,10 +16,13 @@ namespace memoir::prefix {
 namespace {
 
 constexpr double kPriorCount = 8;
+constexpr double kLeastExponent = 0.6;
+constexpr double kNoPressure = 0.1;  // ages of hits as parts of what is lived
+constexpr double kFullPressure = 0.4;
 constexpr double kRowsWeight = 0.5;
-constexpr double kRowsHitWeight = 0.05;
+constexpr double kRowsBranchWeight = 0.1;
 constexpr double kAnswerPriorKeys = 2048;  // all of them used
-constexpr double kFullWorthOfAnswers = 0.25;
+constexpr double kFullWorthOfAnswers = 1.0 / 6;
 constexpr std::uint32_t kMaxHits = 2;  // that count
 
 bool is_amount(double x) {
@@ -96,6 +100,14 @@ Node& chain_end(Node& node) {
   return *end;
 }
 
+bool trimmed(Trie& trie, Node& leaf, int end) {
+  try {
+    return trie.trim(leaf, end, Join::kLater);
+  } catch (const std::exception&) {  // of what the rows copy
+    return false;
+  }
+}
+
 }  // namespace
 
 double RecomputeCost::operator()(int from, int to) const {
@@ -116,10 +128,24 @@ Eviction::Eviction(EvictionOptions options) : options_(options) {
   if (!are_amounts) throw std::invalid_argument("[prefix.Eviction] costs, priors and weights must be at least 0");
 }
 
+double Eviction::value(double saved, std::size_t n_bytes) const {
+  const double worth = saved / static_cast<double>(std::max<std::size_t>(1, n_bytes));
+  return exponent_ < 1 && worth > 0 ? unit_ * std::pow(worth / unit_, exponent_) : worth;
+}
+
+// Where what comes back does so long before it would go, as much room is there as is needed.
+void Eviction::adapt(const Trie& trie) {
+  if (!options_.needs.checkpoint || !evicted_value_.is_known() || !trie.hit_age().is_known()) return;
+  unit_ = evicted_value_.value();
+  const double pressure = (trie.hit_age().value() / unit_ - kNoPressure) / (kFullPressure - kNoPressure);
+  exponent_ = kLeastExponent + (1 - kLeastExponent) * std::clamp(pressure, 0.0, 1.0);
+}
+
 double Eviction::weight(const Trie& trie, const Node& node) const {
-  const std::uint32_t n_hits = std::min(node.n_hits(), kMaxHits);
-  if (node.checkpoint() != nullptr) return first_hit(trie, node.rule()) + options_.hit_weight * n_hits;
-  return (node.is_answer() ? answer_weight(trie) : kRowsWeight) + kRowsHitWeight * n_hits;
+  if (node.checkpoint() != nullptr) {
+    return first_hit(trie, node.rule()) + options_.hit_weight * std::min(node.n_hits(), kMaxHits);
+  }
+  return (node.is_answer() ? answer_weight(trie) : kRowsWeight) + (node.n_hits() > 1 ? kRowsBranchWeight : 0);
 }
 
 double Eviction::answer_weight(const Trie& trie) const {
@@ -157,7 +183,7 @@ std::optional<Candidate> Eviction::candidate(const Trie& trie, const Node& node)
 std::optional<Candidate> Eviction::unpinned(const Trie& trie, const Node& node) const {
   if (node.is_root()) return std::nullopt;
   const std::size_t bytes = node.checkpoint() != nullptr ? trie.ledger().share_bytes(*node.checkpoint()) : 0;
-  Candidate result = {Victim::kCheckpoint, 0, 0, bytes, node.from(), node.to(), node.last_use(), node.id()};
+  Candidate result = {Victim::kCheckpoint, 0, 0, bytes, node.to(), node.last_use(), node.id()};
   double cost = options_.needs.checkpoint ? options_.cost(restorable_above(node), node.to()) : 0;
   if (!node.is_leaf()) {
     if (bytes == 0) return std::nullopt;  // there is none, or one that is lazy still
@@ -169,14 +195,9 @@ std::optional<Candidate> Eviction::unpinned(const Trie& trie, const Node& node) 
     const bool dead = is_dead(node);
     result.victim = dead ? Victim::kDeadLeaf : Victim::kRows;
     result.bytes += leaf_bytes(trie, node);
-    if (!dead && !options_.needs.checkpoint) {
-      result.from = std::max(node.from(), (node.to() - 1) / kTrimUnit * kTrimUnit);
-      const double part = static_cast<double>(node.to() - result.from) / node.n_keys();
-      result.bytes = static_cast<std::size_t>(static_cast<double>(result.bytes) * part);
-      cost = options_.cost.per_token * (node.to() - result.from);
-    }
+    if (!options_.needs.checkpoint) cost = options_.cost.per_token * node.n_keys();
   }
-  result.value = weight(trie, node) * cost / static_cast<double>(std::max<std::size_t>(1, result.bytes));
+  result.value = value(weight(trie, node) * cost, result.bytes);
   result.score = node.clock() + result.value;
   if (result.victim == Victim::kDeadLeaf) result.score = -std::numeric_limits<double>::infinity();
   return result;
@@ -195,23 +216,35 @@ std::size_t Eviction::leaf_bytes(const Trie& trie, const Node& leaf) const {
   return bytes;
 }
 
-void Eviction::evict(Trie& trie, Node& node, const Candidate& candidate) {
+// Where it ends when n_bytes of it, or all that it has, are gone: each of its keys takes the same.
+int Eviction::end_without(const Node& node, const Candidate& candidate, std::size_t n_bytes) const {
+  if (candidate.victim == Victim::kCheckpoint) return node.to();
+  if (candidate.victim == Victim::kDeadLeaf || options_.needs.checkpoint) return node.from();
+  const double part = static_cast<double>(n_bytes) / static_cast<double>(candidate.bytes);
+  return part < 1 ? node.to() - static_cast<int>(std::ceil(part * node.n_keys())) : node.from();
+}
+
+// Returns what is left of it, or its parent. Where memory is too short even for what a trim copies, all of it goes.
+Node* Eviction::evict(Trie& trie, Node& node, const Candidate& candidate, int end) {
   const std::size_t bytes_before = trie.size_bytes();
   const std::size_t keys_before = trie.n_keys();
   has_aged_ = has_aged_ || !is_taper(node);
+  Node* changed = &node;
   if (candidate.victim == Victim::kCheckpoint) {
     trie.drop_checkpoint(node, Join::kLater);
     ++counters_.n_checkpoints;
-  } else if (candidate.from > node.from()) {
-    trie.trim(node, candidate.from, Join::kLater);
+  } else if (end > node.from() && trimmed(trie, node, end)) {
     ++counters_.n_trims;
   } else {
+    changed = node.parent();
     trie.remove(node, Join::kLater);
     ++counters_.n_leaves;
   }
+  if (std::isfinite(candidate.score)) evicted_value_.add(candidate.value);
   trie.advance_clock(candidate.score);  // a dead leaf's is no advance
   counters_.n_keys += keys_before - trie.n_keys();
   counters_.n_bytes += bytes_before - std::min(bytes_before, trie.size_bytes());
+  return changed;
 }
 
 void Eviction::grew(Trie& trie, const Node& node, std::size_t n_bytes, std::size_t budget) const {
@@ -223,14 +256,15 @@ void Eviction::grew(Trie& trie, const Node& node, std::size_t n_bytes, std::size
 
 bool Eviction::make_room(Trie& trie, std::size_t budget, std::size_t n_bytes) {
   const std::size_t target = budget - std::min(budget, n_bytes);
+  adapt(trie);
   return evict_to(trie, target, std::numeric_limits<double>::infinity()) && n_bytes <= budget;
 }
 
 bool Eviction::make_room(Trie& trie, std::size_t budget, std::size_t n_bytes, const Newcomer& newcomer) {
   if (n_bytes > budget) return false;
-  const double value = first_hit(trie, newcomer.rule) * options_.cost(newcomer.from, newcomer.to) /
-                       static_cast<double>(std::max<std::size_t>(1, newcomer.n_bytes));
-  const double score = trie.clock() + value;
+  adapt(trie);
+  const double saved = first_hit(trie, newcomer.rule) * options_.cost(newcomer.from, newcomer.to);
+  const double score = trie.clock() + value(saved, newcomer.n_bytes);
   if (evict_to(trie, budget - n_bytes, score)) return true;
   trie.advance_clock(score);
   return false;
@@ -256,9 +290,8 @@ bool Eviction::evict_some(Trie& trie, std::size_t target, double limit) {
   while (trie.size_bytes() > target) {
     const auto [candidate, node] = queue.pop();
     if (node == nullptr || candidate.score >= limit) break;
-    const bool stays = candidate.victim == Victim::kCheckpoint || candidate.from > node->from();
-    Node* const changed = stays ? node : node->parent();
-    evict(trie, *node, candidate);
+    const int end = end_without(*node, candidate, trie.size_bytes() - target);
+    Node* const changed = evict(trie, *node, candidate, end);
     has_evicted = true;
     // A leaf may own more rows now, or have become one.
     if (!changed->is_root()) queue.update(chain_end(*changed));
@@ -266,7 +299,7 @@ bool Eviction::evict_some(Trie& trie, std::size_t target, double limit) {
   return has_evicted;
 }
 
-bool Eviction::evict_one(Trie& trie) {
+bool Eviction::evict_one(Trie& trie, std::size_t n_bytes) {
   std::optional<Candidate> first;
   Node* victim = nullptr;
   trie.visit([&](Node& node) {
@@ -275,7 +308,7 @@ bool Eviction::evict_one(Trie& trie) {
     first = candidate;
     victim = &node;
   });
-  if (victim != nullptr) evict(trie, *victim, *first);
+  if (victim != nullptr) evict(trie, *victim, *first, end_without(*victim, *first, n_bytes));
   return victim != nullptr;
 }
 

@@ -143,6 +143,7 @@ void Trie::use(const Match& match, int n_keys) {
   Node& node = *match.restorable.node;
   if (node.checkpoint_ && node.n_hits_ == 0) ++counters_.n_used[static_cast<std::size_t>(node.rule_)];
   ++node.n_hits_;
+  if (clock_ > 0) hit_age_.add(clock_ - node.clock_);
   ++n_uses_;
   for (Node* const passed : match.path) {
     if (passed->from_ >= n_reused) break;

@@ -32,6 +32,7 @@
 #include <string_view>
 #include <vector>
 
+#include "memoir/prefix/late_mean.h"
 #include "memoir/prefix/ledger.h"
 #include "memoir/prefix/node.h"
 
@@ -172,6 +173,9 @@ class Trie {
   void advance_clock(double clock);
   double clock() const { return clock_; }
 
+  /// By how much the clock had gone on since the last use of what a hit ended in, in the mean of late hits.
+  const LateMean& hit_age() const { return hit_age_; }
+
   std::size_t size_bytes() const { return ledger_.rows_bytes() + ledger_.checkpoint_bytes() + key_bytes(); }
   std::size_t rows_bytes() const { return ledger_.rows_bytes(); }
   std::size_t checkpoint_bytes() const { return ledger_.checkpoint_bytes(); }
@@ -227,6 +231,7 @@ class Trie {
   std::uint64_t next_id_ = 1;
   std::uint64_t n_uses_ = 0;
   double clock_ = 0;
+  LateMean hit_age_;
 };
 
 }  // namespace memoir::prefix
