@@ -182,6 +182,15 @@ TEST_F(PrefixEviction, WhatIsStoredInAnEmptyCacheAgesToo) {
   EXPECT_EQ(trie_.clock(), clock);
 }
 
+TEST_F(PrefixEviction, KeysWithoutRowsAgeNothing) {
+  const Eviction eviction({.needs = kRowsOnly});
+  const Keys keys = range_keys(0, 10);
+  const std::optional<Position> position = trie_.insert({.keys = keys});
+  ASSERT_TRUE(position);
+  eviction.grew(trie_, *position->node, kBig, 10 * kBig);
+  EXPECT_EQ(trie_.clock(), 0);
+}
+
 // Three states worth 10, 20 and 30 tokens. One that is worth 15 takes the first one's place, and none of the others'.
 TEST_F(PrefixEviction, ANewcomerTakesThePlaceOfWhatIsWorthLess) {
   for (const int n : {10, 20, 30}) put(range_keys(1000 * n, 1000 * n + n), -1, true);

@@ -195,7 +195,7 @@ std::optional<Candidate> Eviction::unpinned(const Trie& trie, const Node& node) 
     const bool dead = is_dead(node);
     result.victim = dead ? Victim::kDeadLeaf : Victim::kRows;
     result.bytes += leaf_bytes(trie, node);
-    if (!options_.needs.checkpoint) cost = options_.cost.per_token * node.n_keys();
+    if (!dead && !options_.needs.checkpoint) cost = options_.cost.per_token * node.n_keys();
   }
   result.value = value(weight(trie, node) * cost, result.bytes);
   result.score = node.clock() + result.value;
