@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <string>
@@ -103,6 +104,27 @@ TEST_F(CliCacheKill, AtAnyMomentLeavesTheOldFileOrTheNewOne) {
   }
   std::printf("%d of 30 were done before they were killed, %d left a file aside\n", n_new, n_left_aside());
   EXPECT_EQ(run("cache check " + target).status, 0);
+}
+
+// Of this file, by nobody who still writes, and not of this moment.
+TEST_F(CliCacheKill, WhatKilledOnesLeftAsideGoesWithTheNextSave) {
+  const std::string a = in_folder("a.safetensors");
+  const std::string target = in_folder("target.safetensors");
+  write_cache(a, 10, 1);
+  const auto long_ago = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  const std::string abandoned = target + ".part-12";
+  const std::string fresh = target + ".part-13";
+  const std::string others = in_folder("another.safetensors.part-14");
+  const std::string unlike = target + ".part-x";
+  for (const std::string& path : {abandoned, fresh, others, unlike}) {
+    std::ofstream(path) << "rows";
+    if (path != fresh) fs::last_write_time(path, long_ago);
+  }
+  ASSERT_EQ(wait_for(start_convert(a, target)), 0);
+  EXPECT_FALSE(fs::exists(abandoned));
+  EXPECT_TRUE(fs::exists(fresh));
+  EXPECT_TRUE(fs::exists(others));
+  EXPECT_TRUE(fs::exists(unlike));
 }
 
 // The limit stands in for the disk's end: writing beyond it fails.

@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <random>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "memoir/base/error.h"
 
@@ -91,6 +93,22 @@ bool ReplacedFile::remove_abandoned(const fs::path& aside) noexcept {
     return fs::remove(aside, error);
   } catch (...) {
     return false;
+  }
+}
+
+// One that was opened this moment may not be locked yet.
+void ReplacedFile::remove_all_abandoned(const fs::path& path) noexcept {
+  try {
+    const fs::path target = where_links_lead(path);
+    const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
+    const auto long_ago = fs::file_time_type::clock::now() - std::chrono::minutes(1);
+    std::vector<fs::path> found;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+      const std::optional<fs::path> name = target_of(entry.path());
+      if (name && name->filename() == target.filename() && entry.last_write_time() < long_ago) found.push_back(entry);
+    }
+    for (const fs::path& aside : found) remove_abandoned(aside);
+  } catch (...) {  // the folder can't be read: what is there stays
   }
 }
 

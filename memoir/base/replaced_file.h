@@ -48,6 +48,9 @@ class ReplacedFile {
   /// Removes such a file, unless somebody is writing it. Returns whether it did.
   static bool remove_abandoned(const std::filesystem::path& aside) noexcept;
 
+  /// Removes all such files that are to take the name `path` and that nobody has written to for a minute.
+  static void remove_all_abandoned(const std::filesystem::path& path) noexcept;
+
  private:
   struct CloseFile {
     void operator()(std::FILE* file) const { std::fclose(file); }

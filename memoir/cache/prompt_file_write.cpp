@@ -107,6 +107,7 @@ class Writer {
     const std::string before = '"' + checksum_key_ + "\":\"";
     file.write_at(header.find(before) + before.size(), checksum.hex());
     file.commit();
+    ReplacedFile::remove_all_abandoned(path_);
   }
 
  private:
