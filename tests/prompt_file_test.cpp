@@ -321,9 +321,9 @@ TEST_P(PromptFileOf, WhatIsWrongIsSaidAndTheOldFileStays) {
 INSTANTIATE_TEST_SUITE_P(Formats, PromptFileOf, testing::Values(PromptFormat::kV1, PromptFormat::kV2),
                          [](const auto& format) { return std::string(format_name(format.param)); });
 
-// 4 MB in several pieces, and numbers.
+// 4 MB in several pieces, each a part of each head's buffer, and numbers.
 ModelCache large_cache() {
-  const mx::array rows = mx::astype(mx::reshape(mx::arange(4 * 1024 * 64), {1, 4, 1024, 64}), mx::float32);
+  const mx::array rows = mx::astype(mx::reshape(mx::arange(4 * 1025 * 64), {1, 4, 1025, 64}), mx::float32);
   auto first = make_kv_cache(KVOptions{});
   auto second = make_kv_cache(KVOptions{});
   first->update(rows, mx::negative(rows));
@@ -339,7 +339,7 @@ TEST(PromptFile, RowsLieTogetherAndNumbersBehindThem) {
   std::vector<std::uint64_t> sizes;
   const SafetensorsFile file = SafetensorsFile::open(path);
   for (const SafetensorsTensor& tensor : file.tensors()) sizes.push_back(tensor.size_bytes);
-  const std::vector<std::uint64_t> rows(4, 4 * 1024 * 64 * 4);
+  const std::vector<std::uint64_t> rows(4, 4 * 1025 * 64 * 4);
   ASSERT_GT(sizes.size(), 4U) << "a scalar for each layer's offset at least";
   EXPECT_TRUE(std::equal(rows.begin(), rows.end(), sizes.begin()));
   EXPECT_LE(*std::max_element(sizes.begin() + 4, sizes.end()), 4U);

@@ -54,6 +54,34 @@ int number(const std::vector<std::string>& texts, std::size_t index) {
   return std::stoi(texts.at(index));
 }
 
+// The bytes of the array, row by row, in runs as they lie: the rows of a cache are a part of each head's buffer. Short
+// runs are copied together.
+template <class Take>
+void for_each_run(mx::array a, const Take& take) {
+  mx::eval(a);
+  int n_outer = a.ndim();  // axes that are walked through, before those that lie in one piece
+  std::size_t n_run = 1;   // items
+  while (n_outer > 0 && (a.shape(n_outer - 1) == 1 || a.strides(n_outer - 1) == static_cast<std::int64_t>(n_run))) {
+    n_run *= static_cast<std::size_t>(a.shape(--n_outer));
+  }
+  if (n_outer > 0 && n_run * a.itemsize() < kSmallBytes) {
+    a = mx::contiguous(a);
+    mx::eval(a);
+    n_outer = 0;
+    n_run = a.size();
+  }
+  const auto* const data = reinterpret_cast<const std::byte*>(a.data<std::uint8_t>());
+  const std::size_t n_runs = n_run > 0 ? a.size() / n_run : 0;
+  for (std::size_t run = 0; run < n_runs; ++run) {
+    std::int64_t offset = 0;
+    std::size_t index = run;
+    for (int axis = n_outer; axis-- > 0; index /= static_cast<std::size_t>(a.shape(axis))) {
+      offset += static_cast<std::int64_t>(index % static_cast<std::size_t>(a.shape(axis))) * a.strides(axis);
+    }
+    take(std::span(data + offset * static_cast<std::int64_t>(a.itemsize()), n_run * a.itemsize()));
+  }
+}
+
 class Writer {
  public:
   Writer(const std::string& path, PromptFormat format) : path_(path), format_(format) {}
@@ -89,7 +117,7 @@ class Writer {
     metadata_[checksum_key_] = kNoChecksum;
   }
 
-  // One array at a time is copied out of its buffer. The checksum, which takes in all of them, comes last.
+  // The checksum, which takes in all of them, comes last.
   void write() {
     put_small_ones_last();
     const std::string header = safetensors_header(entries_, metadata_);
@@ -98,11 +126,10 @@ class Writer {
     Checksum checksum;
     add_header(checksum, entries_, metadata_);
     for (const mx::array& a : arrays_) {
-      const mx::array row = mx::contiguous(a);
-      mx::eval(row);
-      const std::span bytes{reinterpret_cast<const std::byte*>(row.data<std::uint8_t>()), row.nbytes()};
-      checksum.add(bytes);
-      file.write(bytes);
+      for_each_run(a, [&](std::span<const std::byte> bytes) {
+        checksum.add(bytes);
+        file.write(bytes);
+      });
     }
     const std::string before = '"' + checksum_key_ + "\":\"";
     file.write_at(header.find(before) + before.size(), checksum.hex());
