@@ -203,6 +203,22 @@ TEST_F(CliBatch, EachAnswerSaysWithWhichSeedItCanBeRepeated) {
   EXPECT_EQ(seeds.count("7"), 1U);
 }
 
+// Each line is written when the answers to those before it are read; before the third a blank one and a wrong one.
+TEST_F(CliBatch, AnswersDoNotWaitForLinesThatNobodyHasWritten) {
+  const std::string in = in_folder("lines");
+  const std::string out = in_folder("answers");
+  const Outcome outcome =
+      shell("mkfifo " + in + " " + out + " && { timeout 120 " + MEMOIR_PROGRAM + " generate -m " + tiny() +
+            " -n 1 --batch " + in + " --batch-size 2 > " + out + " & } && exec 4< " + out + " 3> " + in +
+            " && echo '{\"tokens\": [1], \"id\": \"a\"}' >&3 && read -r a <&4"
+            " && printf '\\n{\"tokens\": [2], \"id\": \"b\"}\\nnone\\n' >&3 && read -r b <&4 && read -r c <&4"
+            " && echo '{\"tokens\": [3], \"id\": \"d\"}' >&3 && read -r d <&4; exec 3>&-; wait;"
+            " for line in \"$a\" \"$b\" \"$c\" \"$d\"; do echo \"$line\"; done");
+  for (const char* id : {R"("id":"a")", R"("id":"b")", R"("id":"d")", "lines:4: "}) {
+    EXPECT_NE(outcome.out.find(id), std::string::npos) << id << " in " << outcome.out << outcome.err;
+  }
+}
+
 TEST_F(CliBatch, WhatHasNoEffectInALineIsTold) {
   const Outcome outcome =
       run("generate -m " + tiny() + " --batch -", "{\"tokens\": [1], \"stop\": \"x\"}\n{\"tokens\": [160]}\n");

@@ -127,6 +127,15 @@ TEST_F(CliCacheKill, WhatKilledOnesLeftAsideGoesWithTheNextSave) {
   EXPECT_TRUE(fs::exists(unlike));
 }
 
+TEST_F(CliCacheKill, ANameAsLongAsTheSystemTakesIsSaved) {
+  const std::string a = in_folder("a.safetensors");
+  write_cache(a, 10, 1);
+  const std::string target = in_folder(std::string(255, 'x'));
+  ASSERT_EQ(wait_for(start_convert(a, target)), 0);
+  EXPECT_EQ(test::read_file(target), test::read_file(a));
+  EXPECT_EQ(n_left_aside(), 0);
+}
+
 // The limit stands in for the disk's end: writing beyond it fails.
 TEST_F(CliCacheKill, AFileThatDoesNotFitLeavesTheOldOne) {
   const std::string small = in_folder("small.safetensors");

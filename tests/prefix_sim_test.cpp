@@ -73,6 +73,7 @@ TEST(PrefixSimTrace, RefusesWhatIsNoTraceWithTheLine) {
         std::string(R"({"timestamp": 0, "input_length": 3.5, "output_length": 1, "hash_ids": [7]})"),
         std::string(R"({"timestamp": 0, "input_length": 1e30, "output_length": 1, "hash_ids": [7]})"),
         std::string(R"({"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [7]})"),
+        std::string(R"({"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [7, 8, 9]})"),
         std::string(R"({"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": ["7"]})"),
         std::string(R"({"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [-7]})"),
         std::string(R"({"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": 7})"),

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <set>
@@ -186,8 +187,11 @@ void print(const Verdict& verdict) {
 
 Trace read_file(const Options& options) {
   std::ifstream in(options.read);
-  if (!in) throw FileError(options.read, "", "can't be opened");
-  return read_trace(in, options.read, options.block > 0 ? options.block : 512);
+  if (!in || std::filesystem::is_directory(options.read)) throw FileError(options.read, "", "can't be opened");
+  Trace trace = read_trace(in, options.read, options.block > 0 ? options.block : 512);
+  if (in.bad()) throw FileError(options.read, "", "can't be read");
+  if (trace.empty()) throw FormatError(options.read, "", "has no requests");
+  return trace;
 }
 
 void write_file(const Trace& trace, const Options& options) {
@@ -221,15 +225,16 @@ int run_main(int argc, char** argv) {
   app.add_option("--model", options.model, "flat, window, hybrid or recurrent; all of them if not given")
       ->check(CLI::IsMember({"flat", "window", "hybrid", "recurrent"}));
   auto* const read = app.add_option("--read", options.read, "a trace in Mooncake's format, in place of those made up");
+  read->excludes(trace);
   app.add_option("--write", options.write, "write the trace there, and replay nothing")->needs(trace)->excludes(read);
   app.add_option("--block", options.block, "tokens of a block in files; 512 to read, 1 to write if not given")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--seed", options.workload.seed, "of the first of the traces made up");
+  app.add_option("--seed", options.workload.seed, "of the first of the traces made up")->excludes(read);
   app.add_option("--seeds", options.n_seeds, "how many traces of each kind, of which the means are printed")
       ->check(CLI::Range(1, 10'000))
       ->excludes(read)
       ->excludes("--write");
-  app.add_option("--requests", options.workload.n_requests, "of each")->check(CLI::Range(1, 1'000'000));
+  app.add_option("--requests", options.workload.n_requests, "of each")->check(CLI::Range(1, 1'000'000))->excludes(read);
   app.add_option("--budgets", options.budgets, "parts of what the oracle holds")->check(CLI::Range(0.0, 1000.0));
   CLI11_PARSE(app, argc, argv);
   run(options);

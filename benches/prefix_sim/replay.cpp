@@ -97,8 +97,12 @@ class Replay {
       const std::size_t row_bytes = model_.row_bytes * static_cast<std::size_t>(to - last_);
       newcomer = {planned->rule, last_, to, model_.checkpoint_bytes(to) + row_bytes};
     }
-    if (planned != nullptr && !prefix::has_room_for(planned->rule, trie_.size_bytes() + n_bytes, options_.budget)) {
-      return false;
+    if (planned != nullptr) {
+      const auto n_rest = static_cast<std::size_t>(std::max(0, n_prompt_ - to));
+      const std::size_t n_to_come = 2 * model_.checkpoint_bytes(to) + n_rest * model_.row_bytes;
+      const prefix::CheckpointRoom room = {trie_.size_bytes() + n_bytes, trie_.pinned_bytes() + n_bytes, n_to_come,
+                                           options_.budget};
+      if (!rules_->has_room(planned->rule, room)) return false;
     }
     if (!make_room(n_bytes, newcomer ? &*newcomer : nullptr)) return false;
     prefix::Insertion insertion{.keys = keys, .known = pin_.position()};

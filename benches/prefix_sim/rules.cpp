@@ -45,6 +45,10 @@ class MemoirRules : public Rules {
     return plan;
   }
 
+  bool has_room(CheckpointRule rule, const prefix::CheckpointRoom& room) const override {
+    return prefix::has_room_for(rule, room);
+  }
+
   bool make_room(Trie& trie, std::size_t budget, std::size_t n_bytes, const prefix::Newcomer* newcomer) override {
     return newcomer != nullptr ? eviction_.make_room(trie, budget, n_bytes, *newcomer)
                                : eviction_.make_room(trie, budget, n_bytes);

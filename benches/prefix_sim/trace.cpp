@@ -72,9 +72,12 @@ Keys keys_of(const nlohmann::json& object, const char* key, std::int64_t from, s
   const auto& ids = object.at(key);
   if (!ids.is_array()) throw std::out_of_range(std::string(key) + " is no list");
   const std::int64_t first = from / block;
-  if (from < to && static_cast<std::int64_t>(ids.size()) < (to - 1) / block - first + 1) {
-    throw std::out_of_range(std::string(key) + " has " + std::to_string(ids.size()) + " entries, too few for " +
-                            std::to_string(to - from) + " tokens in blocks of " + std::to_string(block));
+  const std::int64_t n_expected = from < to ? (to - 1) / block - first + 1 : 0;
+  const auto n_ids = static_cast<std::int64_t>(ids.size());
+  if (n_ids < n_expected || n_ids > n_expected + 1) {  // one more, of a block that begins with the next token
+    throw std::out_of_range(std::string(key) + " has " + std::to_string(n_ids) + " entries, expected " +
+                            std::to_string(n_expected) + " for " + std::to_string(to - from) + " tokens in blocks of " +
+                            std::to_string(block));
   }
   Keys keys;
   keys.reserve(static_cast<std::size_t>(to - from));

@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kMaxLinks = 40;  // as Linux allows
 constexpr std::string_view kAside = ".part-";
+constexpr std::size_t kMostOfName = 200;
 
 fs::path where_links_lead(fs::path path) {
   std::error_code ignored;
@@ -37,8 +38,9 @@ ReplacedFile::ReplacedFile(const fs::path& path) : path_(path), target_(where_li
   const fs::file_status before = fs::status(target_, error);
   if (before.type() == fs::file_type::none) refuse(error.message());
   if (fs::exists(before) && !fs::is_regular_file(before)) refuse("it is no regular file");
-  aside_ = target_;
-  aside_ += std::string(kAside) + std::to_string(std::random_device{}());
+  const std::string name = target_.filename().string();  // a part of a long one, so that it stays within 255 bytes
+  aside_ = target_.parent_path() /
+           (name.substr(0, kMostOfName) + std::string(kAside) + std::to_string(std::random_device{}()));
   file_.reset(std::fopen(aside_.c_str(), "wb"));
   if (!file_) refuse(std::strerror(errno));
   flock(fileno(file_.get()), LOCK_EX | LOCK_NB);  // where that can't be done, it is only not told from an abandoned one

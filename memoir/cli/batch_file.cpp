@@ -1,5 +1,8 @@
 #include "memoir/cli/batch_file.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <array>
 #include <cerrno>
 #include <cmath>
@@ -168,28 +171,48 @@ BatchFile::BatchFile(const std::string& path) : name_(path == "-" ? "stdin" : pa
   if (!file_) throw FileError(path, "", std::string("can't open: ") + std::strerror(errno));
 }
 
-std::optional<BatchFile::Line> BatchFile::next() {
-  std::size_t searched = 0;
+// A line that has been read, blank ones passed over; the last may have no end.
+std::optional<BatchFile::Line> BatchFile::take_line() {
   for (;;) {
-    const std::size_t end = rest_.find('\n', searched);
-    if (end != std::string::npos || is_at_end_) {
-      if (end == std::string::npos && rest_.empty()) return std::nullopt;
-      Line line{++n_lines_, rest_.substr(0, end)};
-      rest_.erase(0, end == std::string::npos ? rest_.size() : end + 1);
-      searched = 0;
-      if (!is_blank(line.text)) return line;
-      continue;
-    }
-    if (rest_.size() > kMaxLineBytes) {
-      throw FormatError(name_, "line " + std::to_string(n_lines_ + 1), "is longer than 256 MiB");
-    }
-    searched = rest_.size();
-    std::array<char, 1 << 16> bytes;
-    const std::size_t n_read = std::fread(bytes.data(), 1, bytes.size(), file_.get());
-    rest_.append(bytes.data(), n_read);
-    if (n_read > 0) continue;
-    if (std::ferror(file_.get())) throw FileError(name_, "", std::string("can't read: ") + std::strerror(errno));
-    is_at_end_ = true;
+    const std::size_t end = rest_.find('\n', searched_);
+    searched_ = end == std::string::npos ? rest_.size() : 0;
+    if (end == std::string::npos && (!is_at_end_ || rest_.empty())) return std::nullopt;
+    Line line{++n_lines_, rest_.substr(0, end)};
+    rest_.erase(0, end == std::string::npos ? rest_.size() : end + 1);
+    searched_ = 0;
+    if (!is_blank(line.text)) return line;
+  }
+}
+
+// What is there. Not fread, which waits until it has all that was asked for.
+void BatchFile::read_some() {
+  if (rest_.size() > kMaxLineBytes) {
+    throw FormatError(name_, "line " + std::to_string(n_lines_ + 1), "is longer than 256 MiB");
+  }
+  std::array<char, 1 << 16> bytes;
+  const ssize_t n_read = ::read(fileno(file_.get()), bytes.data(), bytes.size());
+  if (n_read < 0 && errno == EINTR) return;
+  if (n_read < 0) throw FileError(name_, "", std::string("can't read: ") + std::strerror(errno));
+  rest_.append(bytes.data(), static_cast<std::size_t>(n_read));
+  is_at_end_ = n_read == 0;
+}
+
+bool BatchFile::is_ready() {
+  while (!ready_ && !is_at_end_) {
+    ready_ = take_line();
+    if (ready_) return true;
+    pollfd readable = {fileno(file_.get()), POLLIN, 0};
+    if (::poll(&readable, 1, 0) <= 0) return false;
+    read_some();
+  }
+  return true;
+}
+
+std::optional<BatchFile::Line> BatchFile::next() {
+  if (ready_) return std::exchange(ready_, std::nullopt);
+  for (;;) {
+    if (std::optional<Line> line = take_line(); line || is_at_end_) return line;
+    read_some();
   }
 }
 

@@ -37,6 +37,9 @@ class BatchFile {
   /// The next line; nullopt at the end. Throws FileError if it can't be read, FormatError if it is too long.
   std::optional<Line> next();
 
+  /// Whether next() would not wait for a line that nobody has written yet. Throws what it does.
+  bool is_ready();
+
   /// As messages call it.
   const std::string& name() const { return name_; }
 
@@ -45,9 +48,14 @@ class BatchFile {
     void operator()(std::FILE* file) const;
   };
 
+  std::optional<Line> take_line();
+  void read_some();
+
   std::string name_;
   std::unique_ptr<std::FILE, Close> file_;
-  std::string rest_;  // read, not yet handed out
+  std::string rest_;           // read, not yet handed out
+  std::size_t searched_ = 0;   // bytes of it that have no line's end
+  std::optional<Line> ready_;  // found by is_ready()
   std::size_t n_lines_ = 0;
   bool is_at_end_ = false;
 };

@@ -122,22 +122,20 @@ class BatchRun {
  public:
   BatchRun(const std::string& path, BatchDefaults defaults) : file_(path), defaults_(std::move(defaults)) {}
 
+  /// Whether next() would not wait. Shows what is wrong with lines that come before.
+  bool is_ready() {
+    while (!ready_ && file_.is_ready()) {
+      const auto line = file_.next();
+      if (!line) return true;
+      ready_ = request_of(*line);
+    }
+    return ready_.has_value();
+  }
+
   std::optional<engine::Request> next() {
+    if (ready_) return std::exchange(ready_, std::nullopt);
     while (const auto line = file_.next()) {
-      const std::string name = file_.name() + ":" + std::to_string(line->number);
-      nlohmann::ordered_json id;
-      try {
-        engine::Request request = read_batch_request(line->text, name, defaults_, id);
-        std::optional<std::uint64_t>& seed = request.sampler.seed;
-        if (!seed) seed = random_seed();
-        places_.emplace(n_given_++, Place{name, n_lines_++, *seed, std::move(id)});
-        return request;
-      } catch (const std::exception& error) {
-        engine::BatchResult result;
-        result.index = n_lines_++;
-        result.error = error_at(name, error.what());
-        show(result, 0, std::move(id));
-      }
+      if (auto request = request_of(*line)) return request;
     }
     return std::nullopt;
   }
@@ -161,6 +159,25 @@ class BatchRun {
     nlohmann::ordered_json id;
   };
 
+  // Nothing, once its error is shown, for a line that is none.
+  std::optional<engine::Request> request_of(const BatchFile::Line& line) {
+    const std::string name = file_.name() + ":" + std::to_string(line.number);
+    nlohmann::ordered_json id;
+    try {
+      engine::Request request = read_batch_request(line.text, name, defaults_, id);
+      std::optional<std::uint64_t>& seed = request.sampler.seed;
+      if (!seed) seed = random_seed();
+      places_.emplace(n_given_++, Place{name, n_lines_++, *seed, std::move(id)});
+      return request;
+    } catch (const std::exception& error) {
+      engine::BatchResult result;
+      result.index = n_lines_++;
+      result.error = error_at(name, error.what());
+      show(result, 0, std::move(id));
+      return std::nullopt;
+    }
+  }
+
   void show(const engine::BatchResult& result, std::uint64_t seed, nlohmann::ordered_json id) {
     ++n_done_;
     if (result.error) ++n_failed_;
@@ -169,7 +186,8 @@ class BatchRun {
 
   BatchFile file_;
   BatchDefaults defaults_;
-  std::map<std::size_t, Place> places_;  // of what the engine was given and has not answered, by its number
+  std::optional<engine::Request> ready_;  // found by is_ready()
+  std::map<std::size_t, Place> places_;   // of what the engine was given and has not answered, by its number
   std::size_t n_given_ = 0;
   std::size_t n_lines_ = 0;
   std::size_t n_done_ = 0;
@@ -205,7 +223,8 @@ int run_batch(const GenerateArguments& arguments) {
         progress.clear();
         run.show(result);
         progress.show(static_cast<int>(run.n_done()), static_cast<int>(run.n_read()));
-      });
+      },
+      [&] { return run.is_ready(); });
   return run.n_failed() == 0 ? kDone : kFailed;
 }
 

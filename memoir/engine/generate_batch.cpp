@@ -1,9 +1,11 @@
 #include "memoir/engine/generate_batch.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <variant>
@@ -40,10 +42,15 @@ class Results {
     has_ended_.notify_one();
   }
 
-  /// Those that have ended since; waits for the first.
-  std::vector<BatchResult> wait() {
+  /// Those that have ended since; waits for the first, or that long.
+  std::vector<BatchResult> wait(std::optional<std::chrono::milliseconds> most) {
     std::unique_lock lock(mutex_);
-    has_ended_.wait(lock, [this] { return !ended_.empty(); });
+    const auto has_some = [this] { return !ended_.empty(); };
+    if (most) {
+      has_ended_.wait_for(lock, *most, has_some);
+    } else {
+      has_ended_.wait(lock, has_some);
+    }
     return std::exchange(ended_, {});
   }
 
@@ -87,8 +94,8 @@ class Batch {
     on_result_(result);
   }
 
-  void hand_out_ended() {
-    for (const BatchResult& result : results_->wait()) {
+  void hand_out_ended(std::optional<std::chrono::milliseconds> most) {
+    for (const BatchResult& result : results_->wait(most)) {
       open_.erase(result.index);
       on_result_(result);
     }
@@ -105,19 +112,21 @@ class Batch {
 }  // namespace
 
 void generate_batch(Service& service, int max_open, const BatchSource& next,
-                    const std::function<void(const BatchResult&)>& on_result) {
+                    const std::function<void(const BatchResult&)>& on_result, const std::function<bool()>& is_ready) {
   if (max_open < 1) {
     throw std::invalid_argument("[engine.generate_batch] max_open is " + std::to_string(max_open) +
                                 ", expected at least 1");
   }
+  constexpr std::chrono::milliseconds kUntilAskedAgain(20);
   Batch batch(service, on_result);
   for (bool is_at_end = false; !is_at_end || batch.n_open() > 0;) {
-    while (!is_at_end && batch.n_open() < static_cast<std::size_t>(max_open)) {
+    const auto takes_more = [&] { return !is_at_end && batch.n_open() < static_cast<std::size_t>(max_open); };
+    while (takes_more() && (batch.n_open() == 0 || !is_ready || is_ready())) {
       std::optional<Request> request = next();
       is_at_end = !request;
       if (request) batch.submit(std::move(*request));
     }
-    if (batch.n_open() > 0) batch.hand_out_ended();
+    if (batch.n_open() > 0) batch.hand_out_ended(takes_more() ? std::optional(kUntilAskedAgain) : std::nullopt);
   }
 }
 

@@ -32,8 +32,11 @@ using BatchSource = std::function<std::optional<Request>()>;
 /// Runs all requests of the source, at most max_open at a time in the service, and returns when the last has ended.
 /// on_result gets each once, as they end. A service that refuses a request (full, draining) gives a result with an
 /// error.
+/// is_ready: whether next() would not wait for something outside; asked several times a second, so that results are
+/// handed out while it would. Empty: it never waits.
 /// Throws std::invalid_argument if max_open < 1, and what the callbacks throw; what is open is then cancelled.
 void generate_batch(Service& service, int max_open, const BatchSource& next,
-                    const std::function<void(const BatchResult&)>& on_result);
+                    const std::function<void(const BatchResult&)>& on_result,
+                    const std::function<bool()>& is_ready = {});
 
 }  // namespace memoir::engine

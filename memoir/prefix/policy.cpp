@@ -133,8 +133,18 @@ std::vector<PlannedCheckpoint> plan_prompt(const PromptPlan& prompt, const Polic
   return planned;
 }
 
-bool has_room_for(CheckpointRule rule, std::size_t n_bytes, std::size_t max_bytes) {
-  return rule != CheckpointRule::kTaper || n_bytes <= max_bytes / 2;
+bool has_room_for(CheckpointRule rule, const CheckpointRoom& room) {
+  const bool leaves_room = room.n_pinned <= room.max_bytes && room.n_to_come <= room.max_bytes - room.n_pinned;
+  switch (rule) {
+    case CheckpointRule::kTaper:
+      return leaves_room && room.n_held <= room.max_bytes / 2;
+    case CheckpointRule::kSpacing:
+    case CheckpointRule::kLongAnswer:
+    case CheckpointRule::kTurnEnd:
+      return leaves_room;
+    default:
+      return true;
+  }
 }
 
 std::vector<PlannedCheckpoint> plan_answer(int last_checkpoint, int from, int to, int spacing) {

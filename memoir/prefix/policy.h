@@ -95,9 +95,18 @@ std::vector<PlannedCheckpoint> merge_close(std::vector<PlannedCheckpoint> planne
 /// as checkpoint_spacing, and if restored, matched or n_tokens are not in order or negative.
 std::vector<PlannedCheckpoint> plan_prompt(const PromptPlan& prompt, const PolicyOptions& options = {});
 
-/// Whether a checkpoint of the rule is worth trying for where the cache would hold n_bytes of max_bytes with it: a
-/// tapered one as long as half of the room is free, the others always.
-bool has_room_for(CheckpointRule rule, std::size_t n_bytes, std::size_t max_bytes);
+/// Bytes that count when a checkpoint is to be taken.
+struct CheckpointRoom {
+  std::size_t n_held = 0;     // by the cache, with it
+  std::size_t n_pinned = 0;   // of these, by running requests, and with it: what is pinned makes no room for others
+  std::size_t n_to_come = 0;  // two checkpoints (a branch, the prompt's end) and the rows of the rest of the prompt
+  std::size_t max_bytes = 0;
+};
+
+/// Whether a checkpoint of the rule is worth trying for. A tapered one as long as half of the room is free. One for
+/// spacing, within a long answer or at a turn's end as long as it leaves room for what is still to come: a request that
+/// fills a small cache with its own would else keep the more likely ones out. The others always.
+bool has_room_for(CheckpointRule rule, const CheckpointRoom& room);
 
 /// While answering: every `spacing` tokens behind the last checkpoint, within (from, to].
 /// Throws std::invalid_argument if spacing < 1.

@@ -305,7 +305,13 @@ void Store::insert(Lease& lease, const CacheParts& parts, int to, std::unique_pt
     const int above = std::min(lease.last_checkpoint_, to);
     newcomer = {rule, above, to, checkpoint->size_bytes() + static_cast<std::size_t>(to - above) * size_.row_bytes};
   }
-  if (checkpoint && !has_room_for(rule, trie_.size_bytes() + n_bytes, options_.max_bytes)) return;
+  if (checkpoint) {
+    const auto n_rest = static_cast<std::size_t>(std::max(0, lease.n_prompt_ - to));
+    const std::size_t n_to_come = 2 * checkpoint->size_bytes() + n_rest * size_.row_bytes;
+    const CheckpointRoom room = {trie_.size_bytes() + n_bytes, trie_.pinned_bytes() + n_bytes, n_to_come,
+                                 options_.max_bytes};
+    if (!has_room_for(rule, room)) return;
+  }
   if (!make_room(n_bytes, newcomer ? &*newcomer : nullptr)) return;
   if (n_new_rows > 0) insertion.rows = RowBlocks::copied(parts, rows_from, to, options_.narrow_rows);
   insertion.known = lease.pin_.position();  // not before: making room joins edges
