@@ -159,15 +159,17 @@ TEST(TaperRule, HalfOfTheRoomMustBeFreeForIt) {
 }
 
 TEST(CheckpointRoom, WhatIsStillToComeHasToFitBesideWhatIsPinned) {
-  const CheckpointRoom enough = {.n_held = 90, .n_pinned = 60, .n_to_come = 40, .max_bytes = 100};
-  const CheckpointRoom short_of_one = {.n_held = 90, .n_pinned = 61, .n_to_come = 40, .max_bytes = 100};
-  const CheckpointRoom too_small = {.n_held = 10, .n_pinned = 110, .n_to_come = 40, .max_bytes = 100};
+  const CheckpointRoom enough = {.n_held = 90, .n_pinned = 60, .n_checkpoint = 15, .n_rest = 10, .max_bytes = 100};
+  const CheckpointRoom short_of_one = {
+      .n_held = 90, .n_pinned = 61, .n_checkpoint = 15, .n_rest = 10, .max_bytes = 100};
+  const CheckpointRoom too_small = {.n_held = 10, .n_pinned = 110, .n_checkpoint = 15, .n_rest = 10, .max_bytes = 100};
   for (const CheckpointRule rule : {kSpacing, CheckpointRule::kLongAnswer, CheckpointRule::kTurnEnd}) {
     EXPECT_TRUE(has_room_for(rule, enough));
     EXPECT_FALSE(has_room_for(rule, short_of_one));
     EXPECT_FALSE(has_room_for(rule, too_small));
   }
-  EXPECT_FALSE(has_room_for(kTaper, {.n_held = 40, .n_pinned = 61, .n_to_come = 40, .max_bytes = 100}));
+  EXPECT_FALSE(
+      has_room_for(kTaper, {.n_held = 40, .n_pinned = 61, .n_checkpoint = 15, .n_rest = 10, .max_bytes = 100}));
   for (const CheckpointRule rule : {kBranch, kPromptEnd, CheckpointRule::kTail, CheckpointRule::kAnswerEnd}) {
     EXPECT_TRUE(has_room_for(rule, short_of_one));
   }

@@ -99,9 +99,8 @@ class Replay {
     }
     if (planned != nullptr) {
       const auto n_rest = static_cast<std::size_t>(std::max(0, n_prompt_ - to));
-      const std::size_t n_to_come = 2 * model_.checkpoint_bytes(to) + n_rest * model_.row_bytes;
-      const prefix::CheckpointRoom room = {trie_.size_bytes() + n_bytes, trie_.pinned_bytes() + n_bytes, n_to_come,
-                                           options_.budget};
+      const prefix::CheckpointRoom room = {trie_.size_bytes() + n_bytes, trie_.pinned_bytes() + n_bytes,
+                                           model_.checkpoint_bytes(to), n_rest * model_.row_bytes, options_.budget};
       if (!rules_->has_room(planned->rule, room)) return false;
     }
     if (!make_room(n_bytes, newcomer ? &*newcomer : nullptr)) return false;

@@ -32,11 +32,11 @@ class Rules {
   /// That many bytes are new, with the node at their end.
   virtual void kept(prefix::Trie&, const prefix::Node&, std::size_t, std::size_t) {}
 
-  /// Drops until that many bytes fit in the budget. False if they can't, or are not worth it. newcomer: the checkpoint
-  /// that it is for; null for rows.
   /// Whether a checkpoint of this rule is tried for where there is so much room.
   virtual bool has_room(prefix::CheckpointRule, const prefix::CheckpointRoom&) const { return true; }
 
+  /// Drops until that many bytes fit in the budget. False if they can't, or are not worth it. newcomer: the checkpoint
+  /// that it is for; null for rows.
   virtual bool make_room(prefix::Trie& trie, std::size_t budget, std::size_t n_bytes,
                          const prefix::Newcomer* newcomer) = 0;
 };

@@ -30,6 +30,12 @@ fs::path where_links_lead(fs::path path) {
   return path;
 }
 
+// What a file written aside for `target` is called before kAside: a part of a long name, so that it stays within 255
+// bytes.
+std::string name_aside(const fs::path& target) {
+  return target.filename().string().substr(0, kMostOfName);
+}
+
 }  // namespace
 
 ReplacedFile::ReplacedFile(const fs::path& path) : path_(path), target_(where_links_lead(path)) {
@@ -38,9 +44,7 @@ ReplacedFile::ReplacedFile(const fs::path& path) : path_(path), target_(where_li
   const fs::file_status before = fs::status(target_, error);
   if (before.type() == fs::file_type::none) refuse(error.message());
   if (fs::exists(before) && !fs::is_regular_file(before)) refuse("it is no regular file");
-  const std::string name = target_.filename().string();  // a part of a long one, so that it stays within 255 bytes
-  aside_ = target_.parent_path() /
-           (name.substr(0, kMostOfName) + std::string(kAside) + std::to_string(std::random_device{}()));
+  aside_ = target_.parent_path() / (name_aside(target_) + std::string(kAside) + std::to_string(std::random_device{}()));
   file_.reset(std::fopen(aside_.c_str(), "wb"));
   if (!file_) refuse(std::strerror(errno));
   flock(fileno(file_.get()), LOCK_EX | LOCK_NB);  // where that can't be done, it is only not told from an abandoned one
@@ -107,7 +111,7 @@ void ReplacedFile::remove_all_abandoned(const fs::path& path) noexcept {
     std::vector<fs::path> found;
     for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
       const std::optional<fs::path> name = target_of(entry.path());
-      if (name && name->filename() == target.filename() && entry.last_write_time() < long_ago) found.push_back(entry);
+      if (name && name->filename() == name_aside(target) && entry.last_write_time() < long_ago) found.push_back(entry);
     }
     for (const fs::path& aside : found) remove_abandoned(aside);
   } catch (...) {  // the folder can't be read: what is there stays

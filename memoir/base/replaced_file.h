@@ -42,7 +42,8 @@ class ReplacedFile {
   /// Waits until the disk has it all (kOnDisk), then renames. Throws FileError; the old file is as it was then.
   void commit(Durability durability = Durability::kOnDisk);
 
-  /// The name that the file `aside` is to take, if it is called as those are that are written aside.
+  /// The name that the file `aside` is to take, of more than 200 bytes its beginning, if it is called as those are that
+  /// are written aside.
   static std::optional<std::filesystem::path> target_of(const std::filesystem::path& aside);
 
   /// Removes such a file, unless somebody is writing it. Returns whether it did.

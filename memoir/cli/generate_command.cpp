@@ -133,11 +133,12 @@ class BatchRun {
   }
 
   std::optional<engine::Request> next() {
-    if (ready_) return std::exchange(ready_, std::nullopt);
-    while (const auto line = file_.next()) {
-      if (auto request = request_of(*line)) return request;
+    while (!ready_) {
+      const auto line = file_.next();
+      if (!line) return std::nullopt;
+      ready_ = request_of(*line);
     }
-    return std::nullopt;
+    return std::exchange(ready_, std::nullopt);
   }
 
   void show(engine::BatchResult result) {

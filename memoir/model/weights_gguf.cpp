@@ -83,6 +83,7 @@ class GgufWeights : public Weights {
         n_kv_heads_(config.n_kv_heads),
         linear_factor_(config.rope.type == "linear" ? static_cast<float>(config.rope.factor) : 1) {
     for (const GgufTensor& tensor : file_->tensors()) {
+      if (tensor.name == "token_embd.weight") has_float32_embeddings_ = tensor.type == GgufType::kF32;
       const std::optional<std::string> name = name_of_gguf_tensor(tensor.name, config);
       if (!name) {
         offer_unknown(tensor.name);
@@ -286,10 +287,7 @@ class GgufWeights : public Weights {
   // Converted once, so that all of a model's products are in the type that its embeddings have. Blocks have scales of
   // float16 whatever the model was trained in, and the activations of some (Gemma's) leave its range: bfloat16.
   kernels::Weight typed_for_gpu(kernels::Weight weight) const {
-    const bool is_float32 = std::ranges::any_of(tensors_, [](const auto& entry) {
-      return entry.second->name == "token_embd.weight" && entry.second->type == GgufType::kF32;
-    });
-    const auto typed = [dtype = is_float32 ? mx::float32 : mx::bfloat16](mx::array& a) {
+    const auto typed = [dtype = has_float32_embeddings_ ? mx::float32 : mx::bfloat16](mx::array& a) {
       a = mx::astype(a, dtype);
       mx::eval(a);
     };
@@ -422,6 +420,7 @@ class GgufWeights : public Weights {
   int n_heads_;
   int n_kv_heads_;
   float linear_factor_;
+  bool has_float32_embeddings_ = false;
   std::map<std::string, const GgufTensor*> tensors_;  // by Hugging Face name; point into file_
   std::map<GgufType, int> converted_;                 // tensors that became float16
   std::vector<std::byte> piece_;                      // of a tensor that is being read

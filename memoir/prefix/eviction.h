@@ -146,7 +146,7 @@ class Eviction {
 
   EvictionOptions options_;
   LateMean evicted_value_;  // how long, by the clock, lived what went
-  double exponent_ = 1;
+  double exponent_ = 1;     // these two stay while room is made: the queue's order rests on them
   double unit_ = 1;
   bool has_aged_ = false;  // whether anything but tapers has gone
   EvictionCounters counters_;

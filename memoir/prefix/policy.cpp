@@ -134,7 +134,8 @@ std::vector<PlannedCheckpoint> plan_prompt(const PromptPlan& prompt, const Polic
 }
 
 bool has_room_for(CheckpointRule rule, const CheckpointRoom& room) {
-  const bool leaves_room = room.n_pinned <= room.max_bytes && room.n_to_come <= room.max_bytes - room.n_pinned;
+  const std::size_t n_to_come = 2 * room.n_checkpoint + room.n_rest;
+  const bool leaves_room = room.n_pinned <= room.max_bytes && n_to_come <= room.max_bytes - room.n_pinned;
   switch (rule) {
     case CheckpointRule::kTaper:
       return leaves_room && room.n_held <= room.max_bytes / 2;

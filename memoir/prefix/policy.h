@@ -97,15 +97,17 @@ std::vector<PlannedCheckpoint> plan_prompt(const PromptPlan& prompt, const Polic
 
 /// Bytes that count when a checkpoint is to be taken.
 struct CheckpointRoom {
-  std::size_t n_held = 0;     // by the cache, with it
-  std::size_t n_pinned = 0;   // of these, by running requests, and with it: what is pinned makes no room for others
-  std::size_t n_to_come = 0;  // two checkpoints (a branch, the prompt's end) and the rows of the rest of the prompt
+  std::size_t n_held = 0;        // by the cache, with it
+  std::size_t n_pinned = 0;      // of these, by running requests, and with it: what is pinned makes no room for others
+  std::size_t n_checkpoint = 0;  // its own
+  std::size_t n_rest = 0;        // the rows of the rest of the prompt
   std::size_t max_bytes = 0;
 };
 
 /// Whether a checkpoint of the rule is worth trying for. A tapered one as long as half of the room is free. One for
-/// spacing, within a long answer or at a turn's end as long as it leaves room for what is still to come: a request that
-/// fills a small cache with its own would else keep the more likely ones out. The others always.
+/// spacing, within a long answer or at a turn's end as long as it leaves room for what is still to come, two more of
+/// its size (a branch, the prompt's end) and the rest: a request that fills a small cache with its own would else keep
+/// the more likely ones out. The others always.
 bool has_room_for(CheckpointRule rule, const CheckpointRoom& room);
 
 /// While answering: every `spacing` tokens behind the last checkpoint, within (from, to].

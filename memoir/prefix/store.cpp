@@ -307,9 +307,8 @@ void Store::insert(Lease& lease, const CacheParts& parts, int to, std::unique_pt
   }
   if (checkpoint) {
     const auto n_rest = static_cast<std::size_t>(std::max(0, lease.n_prompt_ - to));
-    const std::size_t n_to_come = 2 * checkpoint->size_bytes() + n_rest * size_.row_bytes;
-    const CheckpointRoom room = {trie_.size_bytes() + n_bytes, trie_.pinned_bytes() + n_bytes, n_to_come,
-                                 options_.max_bytes};
+    const CheckpointRoom room = {trie_.size_bytes() + n_bytes, trie_.pinned_bytes() + n_bytes, checkpoint->size_bytes(),
+                                 n_rest * size_.row_bytes, options_.max_bytes};
     if (!has_room_for(rule, room)) return;
   }
   if (!make_room(n_bytes, newcomer ? &*newcomer : nullptr)) return;
